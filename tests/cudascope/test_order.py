@@ -297,3 +297,84 @@ def test_memory_that_is_freed_twice_ends_the_launch(free):
         kernel[1, 1](out, 2)
     assert found(source, "twice", (1, 1), out, 1) == []
     assert found(source, "twice", (1, 1), out, 2) == [("assertion", None)]
+
+
+# ------------------------------------------------------------------------------------------------ scopes and acquire
+
+HAND_OVER = r"""
+#include <cuda/atomic>
+__device__ void release(int* flag, int way) {
+    using cuda::memory_order_release;
+    if (way == 0) cuda::atomic_ref<int, cuda::thread_scope_device>(*flag).store(1, memory_order_release);
+    if (way == 1) cuda::atomic_ref<int, cuda::thread_scope_block>(*flag).store(1, memory_order_release);  // atomic_ref
+    if (way == 2) { __threadfence(); atomicExch(flag, 1); }
+    if (way == 3) { __threadfence(); atomicExch_block(flag, 1); }  // _block
+    if (way == 4) { __threadfence_block(); atomicExch(flag, 1); }
+    if (way == 5) asm volatile("st.release.gpu.global.s32 [%0], 1;" :: "l"(flag) : "memory");
+    if (way == 6) asm volatile("st.release.cta.global.s32 [%0], 1;" :: "l"(flag) : "memory");  // ptx
+}
+__device__ int seen(int* flag, int way) {
+    int value;
+    if (way == 0) return cuda::atomic_ref<int, cuda::thread_scope_device>(*flag).load(cuda::memory_order_acquire);
+    if (way == 1) return cuda::atomic_ref<int, cuda::thread_scope_device>(*flag).load(cuda::memory_order_relaxed);
+    if (way == 2) return atomicAdd(flag, 0);
+    if (way == 3) return *(volatile int*)flag;
+    if (way == 4) asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    if (way == 5) asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+    if (way == 6) asm volatile("ld.acquire.cta.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");  // read
+    return value;
+}
+__global__ void hand_over(int* flag, int* data, int* out, int writes, int reads, bool fence, bool far) {
+    if (threadIdx.x % 32) return;
+    bool is_first = blockIdx.x * blockDim.x + threadIdx.x == 0;
+    bool is_second = far ? blockIdx.x == 1 && threadIdx.x == 0 : blockIdx.x == 0 && threadIdx.x == 32;
+    if (is_first) {
+        *data = 7;
+        release(flag, writes);
+    }
+    if (!is_second) return;
+    while (!seen(flag, reads)) {}
+    if (fence) __threadfence();
+    *out = *data;  // data
+}
+"""
+ORDERED_WRITES, WRITES_IN_BLOCK = (0, 2, 5), {1: "atomic_ref", 3: "_block", 4: None, 6: "ptx"}
+ORDERED_READS, RELAXED_READS = (0, 4), (1, 2, 3, 5)
+
+
+def handed_over(writes, reads, *, fence=False, far=True, seed=None, also=("no acquire",)) -> dict[str, str]:
+    """The findings: what the comment of the line says, by the rule."""
+    out, lines = integers(1), HAND_OVER.split("\n")
+    with cudascope.check(schedule=seed, stop=False, also=also) as report:
+        CudaKernel(file_of(HAND_OVER), "hand_over")[2, 64](integers(1), integers(1), out, writes, reads, fence, far)
+    assert out.item() == 7
+    return {each.rule: lines[each.line - 1].partition("// ")[2] for each in report.findings}
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_a_hand_over_with_acquire_and_release_between_thread_blocks_is_no_finding(seed):
+    for writes in ORDERED_WRITES:
+        for reads in ORDERED_READS:
+            assert not handed_over(writes, reads, seed=seed)
+        for reads in RELAXED_READS:
+            assert not handed_over(writes, reads, fence=True, seed=seed)
+            assert not handed_over(writes, reads, also=(), seed=seed)
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_a_hand_over_of_block_scope_holds_in_a_thread_block_only(seed):
+    for writes, line in WRITES_IN_BLOCK.items():
+        assert not handed_over(writes, 0, far=False, seed=seed)
+        assert not handed_over(writes, 6, far=False, seed=seed)
+        found = handed_over(writes, 0, seed=seed)
+        assert found["race"] == "data"
+        assert ("small scope" in found) == (line is not None), "a fence alone shows at the data"
+    assert not handed_over(0, 6, far=False, seed=seed)
+    assert {"race": "data", "small scope": "read"}.items() <= handed_over(0, 6, seed=seed).items()
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_a_flag_that_is_read_without_acquire_is_found_if_asked_for(seed):
+    for writes in ORDERED_WRITES:
+        for reads in RELAXED_READS:
+            assert handed_over(writes, reads, seed=seed) == {"no acquire": "data"}

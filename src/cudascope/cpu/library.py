@@ -64,6 +64,7 @@ class Library(NamedTuple):
     files: tuple[str, ...]  # of the user, besides the source
     has_atomics: bool
     has_grid_sync: bool
+    has_scopes: bool  # atomics or fences of block scope
     variables: tuple[Variable, ...]
 
     def parameters(self, entry: str) -> list[ParameterType]:
@@ -126,6 +127,7 @@ def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()
         files,
         "simt_exchange_if" in at,
         "simt_grid_sync" in at,
+        "simt_block_scope" in at,
         tuple(_variables(handle)),
     )
 
@@ -141,7 +143,7 @@ def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
         yield Variable(row.name.decode(), row.address, row.bytes)
 
 
-_OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync")
+_OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync", "simt_block_scope")
 
 
 class _Symbol(NamedTuple):

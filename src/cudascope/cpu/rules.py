@@ -83,6 +83,21 @@ _RULES = {
         "writes {place}, to which thread {other}{other_block} has written the same value in line {other_line}"
         "{unordered}: harmless on today's GPUs, a race by the rules of C++",
     ),
+    "SMALL_SCOPE": Rule(
+        "race",
+        "small scope",
+        "An atomic of block scope on what threads of another thread block update.",
+        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line}: one of the two is an "
+        "atomic of block scope, which holds among the threads of one thread block only",
+    ),
+    "NO_ACQUIRE": Rule(
+        "race",
+        "no acquire",
+        "Data is read after a flag, and neither an acquire nor a fence lies between.",
+        "{verb} {place}, which thread {other}{other_block} has {other_verb} in line {other_line} and handed over by a "
+        "flag: the flag was read by a relaxed or volatile read, and no fence follows the read",
+        is_on=False,
+    ),
     "BARRIER_NOT_REACHED": Rule(
         "barrier",
         "barrier in a branch",

@@ -125,6 +125,7 @@ class CpuKernel:
         request.max_blocks = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, request.max_blocks)
         request.time_limit, request.keep_going = math.ceil(run.time_limit * 1e9), not run.stop
+        request.has_scopes = library.has_scopes
         request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self.executable.may_return()
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit

@@ -81,6 +81,8 @@ _LONGEST = 1e9  # seconds; the runtime counts ten times as many nanoseconds in 6
 def time_limit(seconds: float = 30.0) -> contextlib.AbstractContextManager[None]:
     """End a launch inside if no thread has ended or passed a barrier for `seconds`, or has ended for 10 × `seconds`.
 
+    A barrier does not count in a loop of which every step begins in the same state, as in a poll.
+
     Raises:
         TypeError, ValueError: `seconds` is not a number of more than 0 and at most 1e9.
     """

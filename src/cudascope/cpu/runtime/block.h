@@ -52,7 +52,7 @@ struct MatrixPiece { const char* address; u64 batch; void* site; };  // 16 bytes
 struct Asynchronous {
     std::vector<Bulk> bulk_stores;  // under way, in their order
     u64 bulk_batches = 0;  // that it has committed
-    std::shared_ptr<const std::vector<u32>> covered;  // how far each thread had come, as far as it knew at its proxy fence
+    Clocks covered;  // how far each thread had come, as far as it knew at its proxy fence
     std::vector<simt::Product> products;  // under way, in their order
     std::deque<MatrixPiece> operands;  // of a checked launch
     u64 product_batches = 0;
@@ -67,6 +67,8 @@ struct Thread {
     State state;
     bool carry;
     u32 clock, fenced;  // counts this thread's synchronisations; its value at the last fence, 0: no fence yet
+    u32 fenced_in_block;  // the same, with fences of block scope
+    bool in_block;  // its atomics and fences have block scope
     void* site;  // of the call in which the thread waits
     Collective collective;
     int line;
@@ -89,7 +91,7 @@ struct Thread {
     u32 budget, accesses;  // of a watched launch: accesses until others have their turn
     const char* read_at;  // of a checked launch: its last access, if it was a plain read; and the line of that read
     void* read_site;
-    std::shared_ptr<const Acquired> acquired;
+    std::shared_ptr<const Acquired> acquired, seen;  // seen: by flags read with no fence since, if check() asks for fences
     u8 loads;  // the number of the load under way, if its value is used by stores only
     u64 stored;  // the bits of such loads whose values it has stored
     u64 path;  // of an observed launch: on which it has called the last function of the PTX
@@ -125,11 +127,13 @@ struct Stamp {  // block 0: no access yet
             u64 thread : 16, site : 16, wrote : 1, atomic : 1, is_volatile : 1;
             u64 swaps : 1, is_flag : 1;  // an atomicCAS; a volatile store that need not be ordered
             u64 is_async : 1;  // of the async proxy
+            u64 in_block : 1;  // an atomic of block scope
         };
     };
-    static u64 marked(u16 thread, u16 site, bool wrote, bool atomic, bool is_volatile, bool swaps, bool is_async) {
+    static u64 marked(u16 thread, u16 site, bool wrote, bool atomic, bool is_volatile, bool swaps, bool is_async,
+                      bool in_block) {
         return thread | (u64)site << 16 | (u64)wrote << 32 | (u64)atomic << 33 | (u64)is_volatile << 34 | (u64)swaps << 35 |
-               (u64)is_async << 37;
+               (u64)is_async << 37 | (u64)in_block << 38;
     }
 };
 struct Cell { Stamp write, read[2]; };  // the last access to an element, as much as a race needs
@@ -181,9 +185,10 @@ struct Block {  // a thread block in flight
     std::vector<Warp> warps;
     std::vector<Thread*> ready, batch;
     std::vector<u32> barrier_clock;  // of each thread at the last barrier
-    std::vector<u32> covered;  // how far the stores of each thread may be read through the async proxy, by the last barrier
+    Clocks covered;  // how far the stores of each thread may be read through the async proxy, by the last barrier
     std::map<u32, NumberedBarrier> numbered_barriers;  // at which threads have arrived
     std::unordered_map<u64, Phases> phases;  // by address
+    std::unordered_map<u64, std::shared_ptr<const Acquired>> releases;  // as in `Job`, to threads of this thread block
     std::vector<Event> events;
     std::vector<std::vector<u32>> executions;  // [thread][site]
     std::vector<u32> executed;  // [thread][counted part of the kernel]
@@ -395,6 +400,15 @@ static void wait(Worker& w, State state, void* site) {
     me.accesses = 0;
     w.waits++;
     go_to_scheduler(w);
+}
+
+// Wait in `state`, at a barrier that a kernel makes itself or that has a number.
+static void wait_apart(Worker& w, State state, Collective collective, void* site) {
+    Thread& me = *w.current;
+    me.collective = collective, me.mask = 0, me.line = 0;
+    me.state = state;
+    leave_ready(w, *w.block, me);
+    wait(w, state, site);
 }
 
 static void wake(Worker& w, Block& b, Thread& thread) {

@@ -79,6 +79,14 @@ static u32 tile_bytes(const Bulk& c) {
     return bytes;
 }
 
+// The copy as this thread begins it. What is wrong with it ends the launch.
+static Bulk checked_bulk(Worker& w, const simt::BulkCopy& copy, void* site) {
+    Bulk c{copy, site, w.current->id, 0};
+    if (c.rank) c.bytes = c.map.type < std::size(ELEMENT_BYTES) ? tile_bytes(c) : 0;
+    if (const char* why = wrong_with(w, c)) raise_argument(w, site, "%s", why);
+    return c;
+}
+
 // The copy's ends, as the access that they will be. All pieces are one request of its thread.
 static void begin_bulk(Worker& w, const Bulk& c) {
     bool to_shared = !c.to_global, continues = false;
@@ -183,10 +191,7 @@ bool simt_mbarrier_ended(void* at, u32 parity, bool waits) {
 // A copy to shared memory, for the phase of the mbarrier at `at`.
 void simt_bulk_load(const simt::BulkCopy* copy, void* at) {
     Worker& w = *worker;
-    Thread& me = *w.current;
-    Bulk c{*copy, CALLER, me.id, 0};
-    if (c.rank) c.bytes = c.map.type < std::size(ELEMENT_BYTES) ? tile_bytes(c) : 0;
-    if (const char* why = wrong_with(w, c)) return raise_argument(w, CALLER, "%s", why);
+    Bulk c = checked_bulk(w, *copy, CALLER);
     Phases& p = mbarrier_at(w, at, CALLER);
     if (!p.pending && p.bulk.empty() == false) try_end_phase(w, at, p);
     begin_bulk(w, c);
@@ -197,12 +202,11 @@ void simt_bulk_load(const simt::BulkCopy* copy, void* at) {
 // A copy from shared memory, of this thread's current batch.
 void simt_bulk_store(const simt::BulkCopy* copy) {
     Worker& w = *worker;
-    Thread& me = *w.current;
-    Bulk c{*copy, CALLER, me.id, asynchronous(me).bulk_batches};
-    if (c.rank) c.bytes = c.map.type < std::size(ELEMENT_BYTES) ? tile_bytes(c) : 0;
-    if (const char* why = wrong_with(w, c)) return raise_argument(w, CALLER, "%s", why);
+    Asynchronous& own = asynchronous(*w.current);
+    Bulk c = checked_bulk(w, *copy, CALLER);
+    c.batch = own.bulk_batches;
     begin_bulk(w, c);
-    asynchronous(me).bulk_stores.push_back(c);
+    own.bulk_stores.push_back(c);
 }
 void simt_bulk_commit() { asynchronous(*worker->current).bulk_batches++; }
 void simt_bulk_wait(u32 newest) {
@@ -221,18 +225,8 @@ void simt_proxy_fence() {
     Worker& w = *worker;
     Thread& me = *w.current;
     if (w.job->launch.mode != CHECK) return;
-    const Block& b = *w.block;
-    auto covered = std::make_shared<std::vector<u32>>(b.barrier_clock);
-    const Warp& warp = b.warps[me.id / 32];
-    for (u32 lane = 0; lane < warp.size; ++lane) {
-        u32& own = (*covered)[me.id / 32 * 32 + lane];
-        own = std::max(own, warp.known[me.lane][lane]);
-    }
-    if (me.acquired)
-        if (auto found = me.acquired->find(b.number); found != me.acquired->end())
-            for (size_t i = 0; i < covered->size(); ++i) (*covered)[i] = std::max((*covered)[i], (*found->second)[i]);
-    (*covered)[me.id] = me.proxy_fenced = ++me.clock;
-    asynchronous(me).covered = covered;
+    me.proxy_fenced = ++me.clock;
+    asynchronous(me).covered = known_to(*w.block, me, me.clock)->at(w.block->number);
 }
 }
 

@@ -26,6 +26,11 @@ void simt_fence() {
     order_memory();
     if (worker->job->launch.mode == CHECK) fence(*worker->current);
 }
+void simt_acquire() {
+    order_memory();
+    if (worker->job->launch.mode == CHECK) confirm_seen(*worker->current);
+}
+void simt_block_scope(bool begins) { worker->current->in_block = begins; }
 
 void simt_loads(u32 number) { worker->current->loads = (u8)number; }
 void simt_stores(u64 bits) {

@@ -85,6 +85,8 @@ static bool is_same_value(const Job& job, const Announced& a) {
     return flies ? is_same : memcmp(a.p, a.source, a.bytes) == 0;
 }
 
+static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
+
 // Report a race, and return true. Return false if the reading thread has not stored the value that it read.
 [[gnu::noinline]] static bool raise_race(Worker& w, const Stamp& s, const Announced& a, Place place) {
     Error e = access_error(w, RACE, a.site, a.p, a.bytes, a.access, place);
@@ -93,6 +95,10 @@ static bool is_same_value(const Job& job, const Announced& a) {
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
     if (a.source && e.other_access == WRITE && is_same_value(*w.job, a)) e.finding = SAME_VALUE;
+    const Thread& me = *w.current;
+    bool is_strong = a.access == ATOMIC || a.is_volatile;
+    if (is_strong && !is_plain(s) && s.block != w.block->number + 1 && (s.in_block || me.in_block)) e.finding = SMALL_SCOPE;
+    if (has_acquired(me.seen, s, s.clock)) e.finding = NO_ACQUIRE;
     bool both_store = a.access == WRITE && e.other_access == WRITE && a.bytes <= sizeof(Pending::before) && !a.in_range;
     bool first_read = a.access == READ && s.swaps;
     if (is_unused(w, s, a, e)) return false;
@@ -114,21 +120,25 @@ static void confirm_first_read(Worker& w, const volatile void* address, u32 byte
     settle(w);
 }
 
+// An atomic of block scope is an ordinary access to threads of other thread blocks.
+static bool scope_is_too_small(const Stamp& s, const Stamp& mine) {
+    return s.block && s.block != mine.block && (s.in_block || mine.in_block);
+}
+
 // Two accesses need no order if both are atomic or volatile. The lanes of a warp are an exception: if they pass values on
 // in volatile shared memory, they rely on running in step, and lanes do not run in step since sm_70.
 [[gnu::noinline]] static bool may_meet(const Job& job, const Stamp& s, const Stamp& mine, bool is_shared) {
     if (mine.swaps && !s.wrote && job.first_reads.count(job.sites[s.site])) return true;
     if (!(s.atomic || s.is_volatile) || !(mine.atomic || mine.is_volatile)) return false;
+    if (scope_is_too_small(s, mine)) return false;
     return (s.atomic && mine.atomic) || !is_shared || s.thread / 32 != mine.thread / 32;
 }
-
-static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
 
 // A volatile read meets a volatile store that no thread has read before. The reader has seen a later atomic of the
 // storing thread block, and therefore expects the stored value. Without a fence or a barrier it may get an older value.
 [[gnu::noinline]] static bool is_stale(const Stamp& s, const Stamp& mine, const Thread& me) {
     if (mine.wrote || mine.atomic || !s.is_volatile || s.atomic || s.is_flag || s.block == mine.block) return false;
-    return me.acquired && me.acquired->count(s.block - 1);
+    return (me.acquired && me.acquired->count(s.block - 1)) || (me.seen && me.seen->count(s.block - 1));
 }
 
 #pragma GCC push_options
@@ -149,7 +159,7 @@ static u64 first_unwritten(const Shadow& shadow, u64 first, u64 last, u32 block)
 static bool is_covered(const Block& b, const Thread& me, const Stamp& s) {
     if (!s.block || s.is_async || s.clock < b.threads[s.thread].proxy_fenced) return true;
     const auto& own = me.asynchronous ? me.asynchronous->covered : nullptr;
-    return (own && s.clock < (*own)[s.thread]) || (!b.covered.empty() && s.clock < b.covered[s.thread]);
+    return (own && s.clock < (*own)[s.thread]) || (b.covered && s.clock < (*b.covered)[s.thread]);
 }
 
 static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced& a, bool expect_written, u8* written) {
@@ -158,7 +168,8 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
     Access access = a.access;
     bool is_shared = place.space == SHARED;
     u16 number = site_number(*w.job, a.site);
-    u64 mark = Stamp::marked(me.id, number, access != READ, access == ATOMIC, a.is_volatile, a.swaps, a.is_async);
+    u64 mark = Stamp::marked(me.id, number, access != READ, access == ATOMIC, a.is_volatile, a.swaps, a.is_async,
+                             access == ATOMIC && me.in_block);
     Stamp mine{me.clock, b.number + 1, {mark}};
     if (me.loads) {
         auto& loads = w.job->loads;
@@ -294,7 +305,7 @@ static Place nearest_variable(const Job& job, const char* p, Place place) {
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
     bool is_flag = a.is_volatile || (a.access == ATOMIC && !a.is_barrier);
-    if (is_flag) pass_flag(w, a.p, a.access != WRITE, false);
+    if (is_flag && a.access != WRITE) read_flag(w, a.p);
     Block& b = *w.block;
     Place place = place_of(job, b, a.p);
     if (!job.in_flight.empty()) check_in_flight(w, a, place);
@@ -335,7 +346,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
         return reject(w, OUTSIDE_GLOBAL, a, place);
     }
     if (!is_flag || a.access == READ) return;
-    pass_flag(w, a.p, false, true);
+    write_flag(w, a.p);
     if (place.space == SHARED) return;
     if (a.access == WRITE) b.stores_volatile = true;
     else if (b.stores_volatile && !w.current->fenced) pass_unfenced(w, a.p);

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "block.h"
+#include "order.h"
 
 // ---------------------------------------------------------------------------------------------- barrier
 
@@ -27,9 +27,6 @@ static void check_barrier(Worker& w, Block& b) {
     }
 }
 
-// After a barrier, each of `threads` has acquired all flags that any of them had acquired before.
-static void share_acquired(Thread* const* threads, u32 number);
-
 // All threads of a thread block have met: every access before the barrier happens before every access after it.
 static void join_clocks(Worker& w, Block& b) {
     for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
@@ -38,9 +35,7 @@ static void join_clocks(Worker& w, Block& b) {
             b.warps[i / 32].known[i % 32][lane] = b.barrier_clock[i / 32 * 32 + lane];
     for (Thread& t : b.threads) {  // a fence.proxy.async of one is one for all that come after the barrier
         if (!t.asynchronous || !t.asynchronous->covered) continue;
-        const auto& covered = *t.asynchronous->covered;
-        b.covered.resize(covered.size());
-        for (size_t i = 0; i < covered.size(); ++i) b.covered[i] = std::max(b.covered[i], covered[i]);
+        b.covered = later(b.covered, t.asynchronous->covered);
         t.asynchronous->covered = nullptr;
     }
     std::vector<Thread*> all;

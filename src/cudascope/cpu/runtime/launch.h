@@ -70,6 +70,7 @@ struct Launch {
     u32* pointer_regions;  // which
     u64 max_events;
     u32 max_blocks;  // how many thread blocks a GPU holds at once
+    u32 has_scopes;  // this kernel has atomics or fences of block scope
     u32 may_return;  // a thread of this kernel may leave before its end
     // results
     u32 num_errors;

@@ -17,12 +17,7 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     if (++barrier.arrived < threads) {
         if (!waits) return;
         barrier.waiting.push_back(&me);
-        me.collective = NUMBERED, me.mask = 0, me.line = 0;
-        me.state = AT_NUMBERED;
-        me.site = CALLER;
-        leave_ready(w, b, me);
-        wait(w, AT_NUMBERED, CALLER);
-        return;
+        return wait_apart(w, AT_NUMBERED, NUMBERED, CALLER);
     }
     count(w, CALLER, BARRIER);
     pass_barrier(w);

@@ -6,9 +6,10 @@
 
 #include "block.h"
 
-static bool has_acquired(const Acquired& acquired, u32 block, u32 thread, u32 clock) {
-    auto found = acquired.find(block);
-    return found != acquired.end() && clock < (*found->second)[thread];
+static bool has_acquired(const std::shared_ptr<const Acquired>& known, const Stamp& s, u32 clock) {
+    if (!known) return false;
+    auto found = known->find(s.block - 1);
+    return found != known->end() && clock < (*found->second)[s.thread];
 }
 
 [[gnu::always_inline]] static inline bool happened_before(const Job& job, const Block& b, const Stamp& s, const Thread& me) {
@@ -22,12 +23,12 @@ static bool has_acquired(const Acquired& acquired, u32 block, u32 thread, u32 cl
         auto found = job.grid_clocks.find(s.block - 1);
         if (found != job.grid_clocks.end() && s.clock < found->second[s.thread]) return true;
     }
-    return me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock);
+    return has_acquired(me.acquired, s, s.clock);
 }
 
 // Whether `me` has acquired `s`, an atomic that follows a fence: a thread that reads a flag comes after its writer.
 static bool handed_over(const Stamp& s, const Thread& me) {
-    return s.atomic && me.acquired && has_acquired(*me.acquired, s.block - 1, s.thread, s.clock - 1);
+    return s.atomic && (has_acquired(me.acquired, s, s.clock - 1) || has_acquired(me.seen, s, s.clock - 1));
 }
 
 // The later of both clocks of each thread. It is mostly `a` or `b`, and then no copy is made.
@@ -59,22 +60,32 @@ static void acquire(std::shared_ptr<const Acquired>& known, const std::shared_pt
     if (joined) known = joined;
 }
 
+// After a barrier, each of `threads` has acquired all flags that any of them had acquired before.
 static void share_acquired(Thread* const* threads, u32 number) {
-    std::shared_ptr<const Acquired> all, last;  // neighbours mostly know the same
-    for (u32 i = 0; i < number; ++i)
-        if (threads[i]->acquired != last) acquire(all, last = threads[i]->acquired);
-    for (u32 i = 0; i < number; ++i) threads[i]->acquired = all;
+    for (auto knowledge : {&Thread::acquired, &Thread::seen}) {
+        std::shared_ptr<const Acquired> all, last;  // neighbours mostly know the same
+        for (u32 i = 0; i < number; ++i)
+            if (threads[i]->*knowledge != last) acquire(all, last = threads[i]->*knowledge);
+        for (u32 i = 0; i < number; ++i) threads[i]->*knowledge = all;
+    }
 }
 
-static void fence(Thread& me) { me.fenced = ++me.clock; }
+// What happened before the flags that `me` has read happens before what follows.
+static void confirm_seen(Thread& me) { acquire(me.acquired, me.seen); }
 
-// The accesses of `me` before its last fence, and all accesses that `me` knows to have happened before.
-static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me) {
+static void fence(Thread& me) {
+    me.fenced_in_block = ++me.clock;
+    if (!me.in_block) me.fenced = me.clock;
+    confirm_seen(me);
+}
+
+// The accesses of `me` before its clock was `fenced`, and all accesses that `me` knows to have happened before.
+static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me, u32 fenced) {
     auto clocks = std::make_shared<std::vector<u32>>(b.barrier_clock);
     const Warp& warp = b.warps[me.id / 32];
     for (u32 lane = 0; lane < warp.size; ++lane)
         (*clocks)[me.id / 32 * 32 + lane] = std::max((*clocks)[me.id / 32 * 32 + lane], warp.known[me.lane][lane]);
-    (*clocks)[me.id] = me.fenced;
+    (*clocks)[me.id] = fenced;
     std::shared_ptr<const Acquired> known = std::make_shared<Acquired>(Acquired{{b.number, clocks}});
     acquire(known, me.acquired);
     return known;
@@ -82,21 +93,29 @@ static std::shared_ptr<const Acquired> known_to(const Block& b, const Thread& me
 
 // All accesses of `me` until now become known, as if by a fence. Flags that follow still need a fence of their own.
 static void release_all(std::shared_ptr<const Acquired>& known, const Block& b, Thread& me) {
-    u32 fenced = me.fenced;
-    fence(me);
-    acquire(known, known_to(b, me));
-    me.fenced = fenced;
+    acquire(known, known_to(b, me, ++me.clock));
 }
 
-// A flag at `address` is read, written, or both at once.
-static void pass_flag(Worker& w, const void* address, bool reads, bool writes) {
+// Whether a flag orders what follows only if a fence or an acquire follows its read.
+static bool asks_for_acquire(const Job& job) { return !(job.launch.ignored >> NO_ACQUIRE & 1); }
+
+// A flag at `address` is read.
+static void read_flag(Worker& w, const void* address) {
     Thread& me = *w.current;
-    auto& releases = w.job->releases;
-    if (reads && !releases.empty()) {
-        auto found = releases.find((u64)address);
-        if (found != releases.end()) acquire(me.acquired, found->second);
+    for (auto* releases : {&w.job->releases, &w.block->releases}) {
+        if (releases->empty() || (me.in_block && releases == &w.job->releases)) continue;
+        auto found = releases->find((u64)address);
+        if (found != releases->end()) acquire(asks_for_acquire(*w.job) ? me.seen : me.acquired, found->second);
     }
-    if (writes && me.fenced) acquire(releases[(u64)address], known_to(*w.block, me));
+}
+
+// A flag at `address` is written.
+static void write_flag(Worker& w, const void* address) {
+    Thread& me = *w.current;
+    Block& b = *w.block;
+    if (me.fenced && !me.in_block) acquire(w.job->releases[(u64)address], known_to(b, me, me.fenced));
+    if (me.fenced_in_block && w.job->launch.has_scopes)
+        acquire(b.releases[(u64)address], known_to(b, me, me.fenced_in_block));
 }
 
 // An atomic at `address` follows volatile stores without a fence: a thread that reads the atomic's value expects these

@@ -25,11 +25,8 @@ static void release(Worker& w, Phases& p) {
 }
 
 static void wait_for_phase(Worker& w, void* at, void* site) {
-    Thread& me = *w.current;
-    me.collective = PHASE, me.mask = 0, me.line = 0, me.payload = at;
-    me.state = AT_PHASE;
-    leave_ready(w, *w.block, me);
-    wait(w, AT_PHASE, site);
+    w.current->payload = at;
+    wait_apart(w, AT_PHASE, PHASE, site);
 }
 
 static void end_phase(Worker& w, void* at, Phases& p) {

@@ -37,16 +37,21 @@ static void add_executions(Job& job, Block& b) {
     }
 }
 
+// How many different words the bank with the most of them has. A word that several lanes read is kept once: a broadcast.
+static u32 most_in_a_bank(std::vector<u64>& words) {
+    std::sort(words.begin(), words.end());
+    words.erase(std::unique(words.begin(), words.end()), words.end());
+    u32 per_bank[32] = {}, most = 0;
+    for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
+    return most;
+}
+
 // The least number of clock cycles that shared memory needs for a request: a bank serves one word in a cycle. Phases
 // count one after another only if all lanes take part and no word is shared between phases, for phases may be joined.
 static u64 wavefronts_of(std::vector<u64> words, u32 lanes, u64 one_by_one) {
     size_t in_phases = words.size();
-    std::sort(words.begin(), words.end());
-    words.erase(std::unique(words.begin(), words.end()), words.end());
-    if (lanes == 32 && words.size() == in_phases) return one_by_one;
-    u32 per_bank[32] = {}, most = 0;
-    for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
-    return most;
+    u32 most = most_in_a_bank(words);
+    return lanes == 32 && words.size() == in_phases ? one_by_one : most;
 }
 
 // A thread block's accesses, matched into warp requests and counted.
@@ -98,10 +103,7 @@ void finish_block_events(Worker& w, Block& b) {
                     if (e.thread % 32 / lanes_per_phase * lanes_per_phase != phase) continue;
                     for (u64 word = e.order / 4; word <= (e.order + e.bytes - 1) / 4; ++word) words.push_back(word);
                 }
-                std::sort(words.begin(), words.end());
-                words.erase(std::unique(words.begin(), words.end()), words.end());  // one word for many: a broadcast
-                u32 per_bank[32] = {}, most = 0;
-                for (u64 word : words) most = std::max(most, ++per_bank[word % 32]);
+                u32 most = most_in_a_bank(words);
                 c.conflicts += most ? most - 1 : 0;
                 one_by_one += most;
                 if (lanes_per_phase < 32) all_words.insert(all_words.end(), words.begin(), words.end());

@@ -107,7 +107,8 @@ static Block& start_block(Worker& w, u32 rank) {
     b.unused.clear();
     b.numbered_barriers.clear();
     b.phases.clear();
-    b.covered.clear();
+    b.releases.clear();
+    b.covered.reset();
     b.ready.clear();
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
@@ -117,13 +118,14 @@ static Block& start_block(Worker& w, u32 rank) {
     for (u32 i = 0; i < job.num_threads; ++i) {
         Thread& t = b.threads[i];
         t.index = {i % job.size.x, i / job.size.x % job.size.y, i / job.size.x / job.size.y};
-        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = t.proxy_fenced = 0;
+        t.id = (u16)i, t.lane = i % 32, t.state = READY, t.clock = t.fenced = t.fenced_in_block = t.proxy_fenced = 0;
+        t.in_block = false;
         t.asynchronous = nullptr, t.gives_up = false;
         t.reads = t.progress = t.clock_reads = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = t.reported = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
         t.loads = 0, t.stored = 0;
         t.site = nullptr;
-        if (t.acquired) t.acquired.reset();
+        t.acquired.reset(), t.seen.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);
         b.ready.push_back(&t);
     }

@@ -51,6 +51,11 @@ def elements(written: str) -> list[str]:
     return [part.strip() for part in written.strip("{} \n").split(",")]
 
 
+def in_scope(words: list[str], statement: str) -> str:
+    """Return a statement on memory as one of block scope, if the words say `.cta`."""
+    return f"{{ simt::Scope within(true); {statement} }}" if "cta" in words else statement
+
+
 def vector(kind: str, written: str, scope: Scope) -> str:
     """`{a, b}`, or `a` alone, as a vector of C++."""
     parts = elements(written)

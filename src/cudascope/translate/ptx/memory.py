@@ -4,7 +4,18 @@ ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
 """
 
 from cudascope.translate.ptx.bulk import copy_bulk
-from cudascope.translate.ptx.calls import HALVES, SCALARS, Instruction, assign, call, elements, expect, names, vector
+from cudascope.translate.ptx.calls import (
+    HALVES,
+    SCALARS,
+    Instruction,
+    assign,
+    call,
+    elements,
+    expect,
+    in_scope,
+    names,
+    vector,
+)
 from cudascope.translate.ptx.scope import Malformed, P, Scope, Unknown
 
 _SPACES = {"global": "generic", "const": "generic", "local": "local", "shared": "shared", "shared::cta": "shared"}
@@ -29,8 +40,13 @@ def _check(name: str, words: list[str], allowed: frozenset[str] = frozenset()) -
         raise Unknown(name)
 
 
-def _fenced(words: list[str], statement: str) -> str:
-    return f"simt_fence(); {statement}" if {"release", "acq_rel"} & set(words) else statement
+def _ordered(words: list[str], statement: str) -> str:
+    """The access with the fence that its order asks for, in the scope that it names."""
+    if {"release", "acq_rel"} & set(words):
+        statement = f"simt_fence(); {statement}"
+    if {"acquire", "acq_rel"} & set(words):
+        statement = f"{statement} simt_acquire();"
+    return in_scope(words, statement)
 
 
 def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -46,7 +62,7 @@ def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     function = "load_strong" if _STRONG & set(words) else "load"
     arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
     value = call(function, arguments, [_address(words, operands[1], scope)])
-    return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
+    return _ordered(words, assign(target, value if target.startswith("{") else f"{value}.x[0]", scope))
 
 
 def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -60,7 +76,7 @@ def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str
     function = "store_strong" if _STRONG & set(words) else "store"
     sources = [_address(words, operands[0], scope), vector(kind, source, scope)]
     arguments = [P + kind, str(len(elements(source))), *["true"] * ("volatile" in words)]
-    return _fenced(words, call(function, arguments, sources) + ";")
+    return _ordered(words, call(function, arguments, sources) + ";")
 
 
 def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -77,7 +93,7 @@ def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> st
     arguments = [f"{P}Atomic::{operation}", P + kind, str(len(elements(operands[1])))]
     value = call("atom", arguments, sources)
     is_scalar = target != "_" and not target.startswith("{")
-    return _fenced(words, assign(target, f"{value}.x[0]" if is_scalar else value, scope))
+    return _ordered(words, assign(target, f"{value}.x[0]" if is_scalar else value, scope))
 
 
 def convert_address(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

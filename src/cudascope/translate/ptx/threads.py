@@ -2,7 +2,7 @@
 
 import re
 
-from cudascope.translate.ptx.calls import Instruction, assign, call, expect
+from cudascope.translate.ptx.calls import Instruction, assign, call, expect, in_scope
 from cudascope.translate.ptx.scope import P, Scope, Unknown
 
 
@@ -82,7 +82,7 @@ def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str
     kinds = ("async", "async::generic", "alias", "tensormap::generic")
     if words[:1] == ["proxy"] and words[1:2] and words[1] not in kinds:
         raise Unknown(name)
-    return "simt_proxy_fence();" if words[:2] == ["proxy", "async"] else "simt_fence();"
+    return "simt_proxy_fence();" if words[:2] == ["proxy", "async"] else in_scope(words, "simt_fence();")
 
 
 def sleep(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

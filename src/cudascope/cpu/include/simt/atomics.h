@@ -30,7 +30,10 @@ SIMT_INLINE T atomic(T* address, Next next) {
         return simt::atomic(address, [&](T old) -> T { return expression; });                     \
     }                                                                                             \
     template <class T>                                                                            \
-    SIMT_INLINE T name##_block(T* address, simt::value_of<T> value) { return name(address, value); } \
+    SIMT_INLINE T name##_block(T* address, simt::value_of<T> value) {                             \
+        simt::Scope scope(true);                                                                  \
+        return name(address, value);                                                              \
+    }                                                                                             \
     template <class T>                                                                            \
     SIMT_INLINE T name##_system(T* address, simt::value_of<T> value) { return name(address, value); }
 SIMT_ATOMIC(atomicAdd, old + value)
@@ -52,6 +55,16 @@ SIMT_INLINE T atomicCAS(T* address, simt::value_of<T> compare, simt::value_of<T>
     simt_atomic(address, sizeof(T));
 #endif
     return simt::atomic_begun(address, [&](T old) -> T { return simt::bits(old) == simt::bits(compare) ? value : old; });
+}
+
+template <class T>
+SIMT_INLINE T atomicCAS_block(T* address, simt::value_of<T> compare, simt::value_of<T> value) {
+    simt::Scope scope(true);
+    return atomicCAS(address, compare, value);
+}
+template <class T>
+SIMT_INLINE T atomicCAS_system(T* address, simt::value_of<T> compare, simt::value_of<T> value) {
+    return atomicCAS(address, compare, value);
 }
 
 SIMT_INLINE float2 atomicAdd(float2* address, float2 value) {  // element by element

@@ -42,6 +42,8 @@ void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
 bool simt_carry();  // what this thread's last sum or difference that keeps it left over (PTX: add.cc)
 void simt_keep_carry(bool carry);
 void simt_fence();
+void simt_acquire();  // what happened before the flags that this thread has read happens before what follows
+void simt_block_scope(bool begins);  // the atomics and fences that follow hold for one thread block
 void simt_yield();
 void simt_poll(const volatile void* address, unsigned bytes);  // a volatile read follows, which no hook sees
 long long simt_clock();
@@ -111,7 +113,22 @@ SIMT_INLINE int __syncthreads_or(int predicate, int line = __builtin_LINE()) {
     return simt_barrier(predicate, line) != 0;
 }
 SIMT_INLINE void __threadfence() { simt_fence(); }
-SIMT_INLINE void __threadfence_block() { simt_fence(); }
+namespace simt {
+// The atomics and fences of a block of statements have block scope.
+struct Scope {
+    bool in_block;
+    SIMT_METHOD explicit Scope(bool is_block) : in_block(is_block) {
+        if (in_block) simt_block_scope(true);
+    }
+    SIMT_METHOD ~Scope() {
+        if (in_block) simt_block_scope(false);
+    }
+};
+}  // namespace simt
+SIMT_INLINE void __threadfence_block() {
+    simt::Scope scope(true);
+    simt_fence();
+}
 SIMT_INLINE void __threadfence_system() { simt_fence(); }
 SIMT_INLINE void __nanosleep(unsigned) { simt_yield(); }
 // Launches do not overlap here: what a kernel depends on is done when it starts.
