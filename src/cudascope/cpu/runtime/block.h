@@ -431,7 +431,7 @@ static void let_others_run(Worker& w) {
 
 // This thread has freed those that waited with it, and goes on before them. While the states of a thread block are compared
 // (turns.h), it goes on when its turn comes: the state shall not depend on which thread a shuffled order has put last.
-static void go_on_in_order(Worker& w) {
+[[gnu::noinline]] static void go_on_in_order(Worker& w) {
     if (w.job->launch.shuffled && !w.block->seen.empty()) let_others_run(w);
 }
 

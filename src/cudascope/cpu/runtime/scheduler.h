@@ -163,13 +163,14 @@ static bool advance(Worker& w, Block& b) {
         b.yields = waited || changed ? 0 : b.yields + 1;
         polled_in_vain = changed ? 0 : polled_in_vain + polled;
         turn += waited ? 1 : ROUNDS_PER_YIELD;
-        if (!changed && came_back(w, b, polled || !waited)) return false;
+        u32 first_look = !waited ? 1 : polled ? FIRST_LOOK_AT_POLLS : FIRST_LOOK;
+        if (!changed && came_back(w, b, first_look)) return false;
         if (turn > FIRST_LOOK) b.repeats_since = NEVER;
         if ((preemptions && !changed) || b.yields >= 4 || polled_in_vain >= POLLS_IN_VAIN) return false;
         if (turn >= b.turn) return b.turn = std::max(b.turn / 8, SHORTEST_TURN), false;
     }
     if (b.live && b.at_grid == b.live) return false;
-    if (b.gives_up()) return came_back(w, b, true), false;
+    if (b.gives_up()) return came_back(w, b, 1), false;
     if (b.live) raise_error(w, waiting_error(w, DEADLOCK, {&b}));
     return true;
 }

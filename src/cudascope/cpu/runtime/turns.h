@@ -12,7 +12,7 @@
 #include "memory.h"
 
 constexpr u64 NEVER = ~0ull;
-constexpr u32 FIRST_LOOK = 256;  // rounds without progress before the state is looked at: it takes as long as some rounds
+constexpr u32 FIRST_LOOK = 256, FIRST_LOOK_AT_POLLS = 16;  // rounds without progress until the state is kept, which takes time
 constexpr u32 POLLS_IN_VAIN = 128;  // rounds in which some thread polls and nothing changes
 constexpr u32 LONGEST_TURN = 65536, SHORTEST_TURN = 1024;  // rounds. A thread block that has given way once takes no more
                                                            // memory if it does so more often
@@ -59,13 +59,12 @@ static u64 state_of_memory(const Job& job) {
 
 // Whether the thread block is in the state of an earlier round, and no thread has made progress since. States are kept at
 // rounds 2^n and compared at all other rounds, so that a loop of any length is found.
-static bool came_back(Worker& w, Block& b, bool at_once) {
+static bool came_back(Worker& w, Block& b, u32 first_look) {
     if (b.rounds_since != w.progress) b.rounds_since = w.progress, b.rounds = 0, b.seen.clear();
     u64 round = ++b.rounds;
     if ((round & (round - 1)) == 0) {
         b.seen.clear();
-        b.repeats_since = NEVER;
-        if (!at_once && round < FIRST_LOOK) return false;
+        if (round < first_look) return false;
         for (const Thread& t : b.threads) b.seen.push_back(state_of(b, t));
         b.seen.push_back(state_of_shared(w.job->launch, b));
         return false;
