@@ -282,7 +282,7 @@ struct Worker {  // an OS thread. It runs thread blocks one after another, or in
     u64 milestones = 0, seen_milestones = 0, switches = 0, seen_switches = 0;
     u64 ends = 0, seen_ends = 0;  // of thread blocks that have started, and of threads that have ended
     std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
-    u64 asked_at = 0;  // when Python was last asked for signals
+    u64 asked_at = 0, ticked = 0;  // when Python was last asked for signals; the last tick of the clock
     u64 clock_preempted_at = ~0ull;
     void* landing = nullptr;  // the site of the copy that is landing
     Pending pending{};

@@ -29,7 +29,7 @@ static void work(Job& job) {
     signal_stack.ss_sp = alternate.data(), signal_stack.ss_size = alternate.size();
     sigaltstack(&signal_stack, &old_stack);
     worker = &w;
-    w.asked_at = job.last_milestone = job.last_end = now();  // a busy machine may have started this thread late
+    w.asked_at = w.ticked = job.last_milestone = job.last_end = now();  // a busy machine may have started this thread late
     timer.set(FIRST_TICK, TICK);
     if (sigsetjmp(w.escape, 0) == 0) {
         run_blocks(w);
