@@ -5,10 +5,12 @@ import ctypes
 
 import numpy as np
 import pytest
+import torch
 
 import cudascope
 from cudascope import PtxKernel
 from cudascope.ptx.module import read_module
+from cudascope.toolchain.ptxas import PtxText, resources_of
 from cudascope.translate.ptx.entry import loads_for_stores
 
 HEADER = ".version 8.4\n.target sm_90a\n.address_size 64\n"
@@ -366,11 +368,12 @@ WAIT = "wgmma.wait_group.sync.aligned 0;"
 def product(types: str, n: int, k: int, *, turned: tuple[int, int] = (0, 0), wait: str = WAIT) -> str:
     flags = "" if types.startswith("s32") else ", 1, 1"
     flags += f", {turned[0]}, {turned[1]}" if k == 16 else ""
-    out = [f"%d{i}" for i in range(n // 2)]
+    registers = n // 4 if types.startswith("f16") else n // 2  # two halves share a register
+    out = [f"%d{i}" for i in range(registers)]
     stores = "\n    ".join(f"st.global.b32 [%rd10+{4 * i}], {each};" for i, each in enumerate(out))
     return HEADER + PRODUCT.format(
-        registers=n // 2, n=n, k=k, types=types, out=", ".join(out), flags=flags, wait=wait,
-        bytes=2 * n, stores=stores,
+        registers=registers, n=n, k=k, types=types, out=", ".join(out), flags=flags, wait=wait,
+        bytes=4 * registers, stores=stores,
     )  # fmt: skip
 
 
@@ -423,6 +426,30 @@ def test_products_of_other_types():
     short = [(x.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32).astype(np.float64) for x in (a, b)]
     d = multiplied(PtxKernel(product("f32.tf32.tf32", 8, 8)), a, b)
     assert np.allclose(d, short[0] @ short[1].T, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "n"), [("f16", 8), ("f16", 24), ("f16", 256), ("e4m3", 64), ("e5m2", 8)])
+def test_sums_of_a_product_may_be_halves(kind, n):
+    random = np.random.default_rng(0)
+    k = 16 if kind == "f16" else 32
+    numbers = random.integers(-4, 5, (64 + n, k)) / 8
+    if kind == "f16":
+        operands = numbers.astype(np.float16)
+    else:
+        dtype = torch.float8_e4m3fn if kind == "e4m3" else torch.float8_e5m2
+        operands = torch.from_numpy(numbers).to(dtype).view(torch.int8).numpy()
+    kernel = PtxKernel(product(f"f16.{kind}.{kind}", n, k))
+    d = multiplied(kernel, operands[:64], operands[64:], dtype=np.float16)
+    assert np.array_equal(d, (numbers[:64] @ numbers[64:].T).astype(np.float16))
+    assert resources_of(PtxText(kernel.text, kernel.name, "sm_90a"), 90)
+
+
+@pytest.mark.parametrize("types", ["f16.f16.f16", "f32.f16.f16"])
+def test_products_of_every_width_are_known(types):
+    for n in range(8, 257, 8):
+        PtxKernel(product(types, n, 16))
+    with pytest.raises(ValueError, match="wgmma"):
+        PtxKernel(product(types, 12, 16))
 
 
 def test_a_product_without_its_wait_gives_nans():

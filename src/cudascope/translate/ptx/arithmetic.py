@@ -52,6 +52,8 @@ rem | | {INTEGERS} | 2
 abs neg | ftz | s16 s32 s64 f32 f64 {HALVES} | 1
 min max | ftz NaN xorsign abs relu | {INTEGERS} f32 f64 {HALVES} | 2
 min3 max3 | ftz NaN | f32 | 3
+addx2 | | s16x2 u16x2 | 2
+minx2 maxx2 | relu | s16x2 u16x2 | 2
 and or xor | | pred {BITS} | 2
 not | | pred {BITS} | 1
 cnot | | {BITS} | 1
@@ -79,6 +81,9 @@ slct | ftz | {SCALARS} | s32 f32 | 3
 _SMALL = names("f16 bf16")
 _NUMBERS = names(f"u8 s8 {INTEGERS} f32 f64") | _SMALL
 _PAIRS = names("f16x2 bf16x2 e4m3x2 e5m2x2")
+_COMPARED = names(f"{SCALARS} {HALVES}")
+_PACKED = ("f16x2", "bf16x2")
+_COMBINATIONS = {"and": "&", "or": "|", "xor": "^"}
 _COMPARISONS = names("eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan")
 
 
@@ -91,6 +96,10 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
         first, words = f"shf.{words[0]}", words[1:]
     if first in ("min", "max") and len(operands) == 4:  # from sm_100 on
         first += "3"
+    if words[-1:] == ["relu"]:  # min.s16x2.relu is min.relu.s16x2
+        words = [*words[:-2], "relu", words[-2]]
+    if words[-1:] in (["s16x2"], ["u16x2"]):
+        first += "x2"
     form = _FORMS.get(first)
     if not form:
         raise Unknown(name)
@@ -137,32 +146,43 @@ def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
 
 
 def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """`setp.lt.and.s32 p|q, a, b, c`: p = (a < b) and c, q = (not a < b) and c."""
+    """`setp.lt.and.s32 p|q, a, b, c`: p = (a < b) and c, q = (not a < b) and c.
+
+    Of a pair of numbers, p and q are the two answers.
+    """
     comparison, *rest, kind = words if len(words) > 1 else ("", "")
-    combined = next((word for word in rest if word in ("and", "or", "xor")), None)
+    combined = next((word for word in rest if word in _COMBINATIONS), None)
     rest = [word for word in rest if word != combined]
-    if comparison not in _COMPARISONS or not {"ftz"}.issuperset(rest) or kind not in names(SCALARS) | _SMALL:
+    if comparison not in _COMPARISONS or not {"ftz"}.issuperset(rest) or kind not in _COMPARED:
         raise Unknown(name)
     expect(name, operands, 4 if combined else 3)
     targets = [part.strip() for part in operands[0].split("|")]
     arguments = [f"{P}Compare::{comparison}", P + kind, flags(rest)]
-    holds = f"bool holds = {call('compare', arguments, map(scope.value, operands[1:3]))};"
-    sign = {"and": "&", "or": "|", "xor": "^", None: ""}[combined]
+    holds = f"auto holds = {call('compare', arguments, map(scope.value, operands[1:3]))};"
+    sign = _COMBINATIONS[combined] if combined else ""
     other = f"bool other = {scope.value(operands[3])};" if combined else ""
-    results = [f"{truth} {sign} other" if combined else truth for truth in ("holds", "!holds")]
+    truths = ("holds.x", "holds.y") if kind in _PACKED else ("holds", "!holds")
+    results = [f"{truth} {sign} other" if combined else truth for truth in truths]
     outs = [f"{scope.variable(t)} = {r};" for t, r in zip(targets, results, strict=False) if t != "_"]
     return f"{{ {holds} {other} {' '.join(outs)} }}"
 
 
 def set_value(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """`set.le.u32.f32 d, a, b`: all ones, or 1.0, where it holds."""
+    """`set.le.u32.f32 d, a, b`: all ones, or 1.0, where it holds. `set.le.and.u32.f32 d, a, b, c`: and c holds."""
     comparison, *rest, result, kind = words if len(words) > 2 else ("", "", "")
-    known = result in names(f"u32 s32 f32 {HALVES}") and kind in names(f"{SCALARS} {HALVES}")
+    combined = next((word for word in rest if word in _COMBINATIONS), None)
+    rest = [word for word in rest if word != combined]
+    if kind in _PACKED:
+        known = result in (kind, "u32", "s32")
+    else:
+        known = result in names("u16 s16 u32 s32 f32 f16 bf16") and kind in _COMPARED
     if comparison not in _COMPARISONS or not known or not {"ftz"}.issuperset(rest):
         raise Unknown(name)
-    expect(name, operands, 3)
+    expect(name, operands, 4 if combined else 3)
     arguments = [f"{P}Compare::{comparison}", P + result, P + kind, flags(rest)]
-    return assign(operands[0], call("set", arguments, map(scope.value, operands[1:])), scope)
+    other = f"(bool){scope.value(operands[3])}" if combined else ""
+    combine = f"[&](bool holds) {{ return holds {_COMBINATIONS[combined]} {other}; }}" if combined else f"{P}Itself{{}}"
+    return assign(operands[0], call("set", arguments, [*map(scope.value, operands[1:3]), combine]), scope)
 
 
 def convert(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-from cudascope.translate.ptx.calls import Instruction, assign, call, expect, in_scope
+from cudascope.translate.ptx.calls import Instruction, assign, call, expect, flags, in_scope
 from cudascope.translate.ptx.scope import P, Scope, Unknown
 
 
@@ -34,13 +34,22 @@ def match(name: str, words: list[str], operands: list[str], scope: Scope) -> str
 
 
 def reduce(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """`redux.sync.add.s32 d, a, mask;`"""
-    known = words[:1] == ["sync"] and len(words) == 3 and words[2] in ("u32", "s32", "b32")
-    if not known or words[1] not in ("add", "min", "max", "and", "or", "xor"):
+    """`redux.sync.add.s32 d, a, mask;`, `redux.sync.max.abs.NaN.f32 d, a, mask;`"""
+    if len(words) < 3 or words[0] != "sync":
+        raise Unknown(name)
+    _, operation, *modifiers, kind = words
+    if kind == "f32":
+        known = operation in ("min", "max") and {"abs", "NaN"}.issuperset(modifiers)
+    else:
+        kinds = ("b32",) if operation in ("and", "or", "xor") else ("u32", "s32")
+        known = operation in ("add", "min", "max", "and", "or", "xor") and kind in kinds and not modifiers
+    if not known:
         raise Unknown(name)
     expect(name, operands, 3)
-    kind = "b32" if words[1] in ("and", "or", "xor") else words[2]
-    return assign(operands[0], call(f"redux_{words[1]}", [P + kind], _values(operands, scope)), scope)
+    arguments = [P + kind]
+    if kind == "f32":
+        arguments += [flags(word for word in modifiers if word == "NaN"), str("abs" in modifiers).lower()]
+    return assign(operands[0], call(f"redux_{operation}", arguments, _values(operands, scope)), scope)
 
 
 def elect(name: str, words: list[str], operands: list[str], scope: Scope) -> str:

@@ -110,6 +110,14 @@ SIMT_INLINE T max(T a, T b) {
     else return compute<T, F>([](auto x, auto y) { return -smaller<F>(-x, -y); }, a, b);
 }
 
+// Pairs of 16-bit integers, each number for itself.
+template <class T, unsigned F = 0>
+SIMT_INLINE T addx2(T a, T b) { return {add(a.x, b.x), add(a.y, b.y)}; }
+template <class T, unsigned F = 0>
+SIMT_INLINE T minx2(T a, T b) { return {min<decltype(a.x), F>(a.x, b.x), min<decltype(a.x), F>(a.y, b.y)}; }
+template <class T, unsigned F = 0>
+SIMT_INLINE T maxx2(T a, T b) { return {max<decltype(a.x), F>(a.x, b.x), max<decltype(a.x), F>(a.y, b.y)}; }
+
 template <class T, unsigned F = 0>
 SIMT_INLINE T min3(T a, T b, T c) { return min<T, F>(min<T, F>(a, b), c); }
 template <class T, unsigned F = 0>
@@ -146,9 +154,13 @@ SIMT_INLINE bool holds(T a, T b) {
         default: return C == Compare::num;
     }
 }
+struct Truths { bool x, y; };  // of a pair
 template <Compare C, class T, unsigned F = 0>
-SIMT_INLINE bool compare(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>) {
+SIMT_INLINE auto compare(T a, T b) {
+    if constexpr (is_pair<T>) {
+        using H = decltype(T{}.x);
+        return Truths{compare<C, H, F>(a.x, b.x), compare<C, H, F>(a.y, b.y)};
+    } else if constexpr (std::is_same_v<T, bool>) {
         return holds<C>(a, b);
     } else if constexpr (is_integer<T>) {
         if constexpr (C >= Compare::lo && C <= Compare::hs) return holds<C, std::make_unsigned_t<T>>(a, b);
@@ -161,19 +173,25 @@ SIMT_INLINE bool compare(T a, T b) {
         return C != Compare::nan && holds<C>(flushed<F>(a), flushed<F>(b));
     }
 }
-template <class D, bool half = false>
+template <class D>
 SIMT_INLINE D truth(bool holds) {
-    if constexpr (is_integer<D>) return holds ? (D)(half ? 0xffff : -1) : (D)0;
+    if constexpr (is_integer<D>) return holds ? (D)-1 : (D)0;
     else return D(holds ? 1.0f : 0.0f);
 }
-template <Compare C, class D, class T, unsigned F = 0>
-SIMT_INLINE D set(T a, T b) {
-    if constexpr (is_pair<D>) {
-        using H = decltype(D{}.x);
-        return D(truth<H>(compare<C>(a.x, b.x)), truth<H>(compare<C>(a.y, b.y)));
-    } else if constexpr (is_pair<T>)
-        return truth<u32, true>(compare<C>(a.x, b.x)) | truth<u32, true>(compare<C>(a.y, b.y)) << 16;
-    else return truth<D>(compare<C, T, F>(a, b));
+struct Itself {
+    SIMT_METHOD bool operator()(bool holds) const { return holds; }
+};
+// `combine` makes of an answer the one that counts. Two answers of 16 bits fill an integer of 32 bits.
+template <Compare C, class D, class T, unsigned F = 0, class Combine>
+SIMT_INLINE D set(T a, T b, Combine combine) {
+    if constexpr (is_pair<T>) {
+        Truths holds = compare<C, T, F>(a, b);
+        bool x = combine(holds.x), y = combine(holds.y);
+        if constexpr (is_pair<D>) {
+            using H = decltype(D{}.x);
+            return D(truth<H>(x), truth<H>(y));
+        } else return (D)(truth<u16>(x) | (u32)truth<u16>(y) << 16);
+    } else return truth<D>(combine(compare<C, T, F>(a, b)));
 }
 #define SIMT_PTX_TEST(property, expression) \
     template <class T>                      \

@@ -13,6 +13,9 @@ using s8 = int8_t; using s16 = int16_t; using s32 = int32_t; using s64 = int64_t
 using f16 = __half; using f16x2 = __half2; using bf16 = __nv_bfloat16; using bf16x2 = __nv_bfloat162;
 using f32 = float; using f64 = double;
 struct tf32 { float value; };
+template <class H>
+struct integers { H x, y; };
+using s16x2 = integers<s16>; using u16x2 = integers<u16>;
 struct f32x2 {  // sm_100 and later
     float x, y;
     f32x2() = default;

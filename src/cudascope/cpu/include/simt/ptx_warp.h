@@ -1,7 +1,7 @@
 // PTX instructions in which the lanes of a warp take part together.
 #pragma once
 
-#include "ptx_operands.h"
+#include "ptx_floats.h"
 #include "warp.h"
 
 namespace simt::ptx {
@@ -48,8 +48,22 @@ SIMT_INLINE Answer elect(u32 mask) {  // the lowest lane of the mask
     return {leader, simt_lane() == leader};
 }
 template <class T> SIMT_INLINE T redux_add(T value, u32 mask) { return __reduce_add_sync(mask, value); }
-template <class T> SIMT_INLINE T redux_min(T value, u32 mask) { return __reduce_min_sync(mask, value); }
-template <class T> SIMT_INLINE T redux_max(T value, u32 mask) { return __reduce_max_sync(mask, value); }
+// Of floats: NaN comes of NaNs alone, or with .NaN of any. `abs`: of the magnitudes.
+template <class T, class Op>
+SIMT_INLINE T redux_of(T value, u32 mask, bool abs, Op op) {
+    T result = simt::reduce(mask, abs ? std::fabs(value) : value, op);
+    return std::isnan(result) ? cast_bits<T>(0x7fffffffu) : result;
+}
+template <class T, unsigned F = 0, bool abs = false>
+SIMT_INLINE T redux_min(T value, u32 mask) {
+    if constexpr (is_integer<T>) return __reduce_min_sync(mask, value);
+    else return redux_of(value, mask, abs, [](T a, T b) { return min<T, F>(a, b); });
+}
+template <class T, unsigned F = 0, bool abs = false>
+SIMT_INLINE T redux_max(T value, u32 mask) {
+    if constexpr (is_integer<T>) return __reduce_max_sync(mask, value);
+    else return redux_of(value, mask, abs, [](T a, T b) { return max<T, F>(a, b); });
+}
 template <class T> SIMT_INLINE T redux_and(T value, u32 mask) { return __reduce_and_sync(mask, value); }
 template <class T> SIMT_INLINE T redux_or(T value, u32 mask) { return __reduce_or_sync(mask, value); }
 template <class T> SIMT_INLINE T redux_xor(T value, u32 mask) { return __reduce_xor_sync(mask, value); }

@@ -83,7 +83,7 @@ SIMT_UNSEEN void compute_product(simt::Product* const* lanes) {
             const D* start = own.is_chained ? place : (const D*)&own.start[i / in_out] + i % in_out;
             Sum sum = c[lane / 4 + 8 * (i % 4 / 2)][i / 4 * 8 + lane % 4 * 2 + i % 2];
             if (own.keeps) sum += (Sum)*start;
-            if (own.saturates) *place = saturated<D>(sum);
+            if constexpr (std::is_integral_v<D>) *place = own.saturates ? saturated<D>(sum) : (D)sum;
             else *place = (D)sum;
         }
     }
