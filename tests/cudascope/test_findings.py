@@ -25,7 +25,7 @@ def marked(name: str) -> set[int]:
 def run_three_mistakes(**options):
     """300 elements, 384 threads: 84 of them read and write past the end."""
     memory = torch.zeros(600)
-    x, out = torch.arange(300.0), memory[:300]
+    x, out = torch.arange(300.0), torch.from_dlpack(memory[:300])  # with ends of its own
     with cudascope.check(**options) as report:
         CudaKernel(FINDINGS, "three_mistakes")[3, 128](x, out, 300)
     return report, x, memory

@@ -80,7 +80,7 @@ def test_one_element_past_the_end_is_named_as_that_of_an_argument():
 
 def test_an_access_past_the_end_is_not_carried_out_when_the_launch_goes_on():
     memory, x = torch.zeros(128), torch.ones(128)
-    out = memory[:100]
+    out = torch.from_dlpack(memory[:100])  # with ends of its own
     with reachable(x=x, out=out), check(stop=False) as report:
         IN_A_STRUCT[4, 32](Params(x.data_ptr(), out.data_ptr(), 128))
     assert [(found.rule, found.tensor, found.count) for found in report.findings] == [("out of bounds", "out", 28)]

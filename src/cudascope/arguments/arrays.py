@@ -1,5 +1,9 @@
 """The memory that a caller passes for a pointer: torch tensors, numpy arrays, and objects with DLPack.
 
+A view of a torch tensor or of a numpy array brings all the memory that it is a view of. A kernel may leave the view and
+stay in this memory, as on a GPU. A copy of the view (`clone()`, `copy()`) has its own ends. An object with DLPack ends
+with its own elements.
+
 Types have their numpy names ("float32", "int8"). Those that numpy lacks have torch's ("bfloat16", "float8_e4m3fn",
 "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
 """
@@ -23,6 +27,7 @@ class Array(NamedTuple):
     device: str = "cpu"  # "cpu", or "cuda:0"
     writable: bool = True
     owner: Any = None  # keeps the memory alive
+    storage: tuple[int, int] | None = None  # what it is a view of: first address, and the address after the last byte
 
     @property
     def size(self) -> int:
@@ -34,6 +39,18 @@ class Array(NamedTuple):
         """Bytes from the first element to the end of the last one."""
         last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * self.itemsize
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Where the memory begins and ends that a kernel may touch. All elements lie in it.
+
+        It has a whole number of elements before the first one and after the last one.
+        """
+        start, end, size = self.address, self.address + self.extent, self.itemsize
+        if self.storage:
+            start -= max(start - self.storage[0], 0) // size * size
+            end += max(self.storage[1] - end, 0) // size * size
+        return start, end
 
     @property
     def is_contiguous(self) -> bool:
@@ -90,7 +107,13 @@ def _of_torch(tensor: Any) -> Array:
         raise ValueError(f"must be a dense tensor, got {tensor.layout}") from error
     dtype = str(tensor.dtype)[len("torch.") :]
     device = "cpu" if tensor.is_cpu else str(tensor.device)
-    return Array(address, tensor.shape, tensor.stride(), dtype, tensor.element_size(), device, True, tensor)
+    storage = _storage_of_torch(tensor) if tensor.is_cpu else None
+    return Array(address, tensor.shape, tensor.stride(), dtype, tensor.element_size(), device, True, tensor, storage)
+
+
+def _storage_of_torch(tensor: Any) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def _of_numpy(array: np.ndarray) -> Array:
@@ -101,8 +124,21 @@ def _of_numpy(array: np.ndarray) -> Array:
     strides = tuple(stride // array.itemsize for stride in array.strides)
     if any(stride < 0 for stride, size in zip(strides, array.shape, strict=True) if size > 1):
         raise ValueError(f"must have no negative strides, got strides of {array.strides} bytes")
-    dtype, writable = array.dtype.name, array.flags.writeable
-    return Array(array.ctypes.data, array.shape, strides, dtype, array.itemsize, "cpu", writable, array)
+    dtype, writable, storage = array.dtype.name, array.flags.writeable, _storage_of_numpy(array)
+    return Array(array.ctypes.data, array.shape, strides, dtype, array.itemsize, "cpu", writable, array, storage)
+
+
+def _storage_of_numpy(array: np.ndarray) -> tuple[int, int]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array.base, torch.Tensor):  # of tensor.numpy()
+        return _storage_of_torch(array.base)
+    start = end = array.ctypes.data
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        start += min((size - 1) * stride, 0)
+        end += max((size - 1) * stride, 0)
+    return start, end + array.itemsize
 
 
 def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -17,6 +17,30 @@ def _places(arrays: tuple[tuple, ...]) -> ctypes.Array:
 
 
 _EARLIER = 2  # in a map of written elements: by an earlier launch. The runtime writes 1
+_MOST_COPIED = 64 << 20
+"""Bytes outside of the arguments that a launch copies at most. The storage of a view may be the memory of an engine."""
+
+
+def _elements_in(array: Array, start: int, granule: int, written: np.ndarray) -> np.ndarray:
+    """Return which entries of a map of written elements belong to elements of `array`."""
+    inside = np.zeros(written.size, bool)
+    if array.is_contiguous:
+        first = (array.address - start) // granule
+        inside[max(first, 0) : first + -(-array.extent // granule)] = True
+        return inside
+    offsets = np.zeros(array.shape, np.int64)
+    for dim, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+        shape = [size if d == dim else 1 for d in range(len(array.shape))]
+        offsets += (np.arange(size) * stride * array.itemsize).reshape(shape)
+    for byte in range(0, array.itemsize, granule):
+        index = (offsets + (array.address - start + byte)) // granule
+        inside[index[(index >= 0) & (index < written.size)]] = True
+    return inside
+
+
+def _distance(array: Array, address: int) -> int:
+    """Return how many bytes an address is away from the elements of an array."""
+    return max(array.address - address, address - array.address - array.extent + 1, 0)
 
 
 def _overlaps(arrays: Sequence[Array], start: int, end: int) -> bool:
@@ -24,8 +48,10 @@ def _overlaps(arrays: Sequence[Array], start: int, end: int) -> bool:
 
 
 class Memory:
-    """The arrays of a launch as regions: those that overlap are one.
+    """The arrays of a launch as regions: those that overlap, or are views of one storage, are one.
 
+    A region has the whole storage of its views. It stays at its address, without a copy, if most of a large storage is
+    outside of the views.
     `variables` belong to the compiled file, and `reached` is the memory that `cudascope.reachable` names. Both stay
     at their address. A variable with the name of other memory is called ::name.
     """
@@ -34,13 +60,13 @@ class Memory:
         named = arrays | reached
         variables = {f"::{name}" if name in named else name: array for name, array in variables.items()}
         self._variables, self._reached = frozenset(variables), frozenset(reached)
-        self._written: list[tuple] = []  # for several checks: report, start and granule of a map, and the map
+        self._written: list[tuple] = []  # report, start and granule of a map, the map, and the one of this launch
         self._staying: set[str] = set()  # at their address, because a struct or a table leads there
         self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
         self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
-        for name, array in sorted(self.arrays.items(), key=lambda item: item[1].address):
-            start, end = array.address, array.address + array.extent
+        for name, array in sorted(self.arrays.items(), key=lambda item: item[1].memory):
+            start, end = array.memory
             if self.regions and start < self.regions[-1][1]:
                 last = self.regions[-1]
                 last[1], last[2] = max(last[1], end), min(last[2], array.itemsize)
@@ -63,6 +89,7 @@ class Memory:
             region.start, region.bytes, region.granule = start, end - start, granule
             # A kernel that has two ways to a tensor, one by a pointer in a struct, would see a copy by one way alone.
             stays = bool(self._reached.intersection(names)) or any(start <= word < end for word in words)
+            stays |= end - start - sum(self.arrays[name].extent for name in names) > _MOST_COPIED
             if stays:
                 self._staying.update(names)
             region.in_place = 1 if self._variables.intersection(names) else 2 * stays
@@ -70,10 +97,13 @@ class Memory:
             if run.mode == Mode.CHECK:
                 wants = [each for each in run.watching if _overlaps(each.outputs, start, end)]
                 report = wants[0].report if wants else run.report
-                written = report.written_map(start, granule, (end - start) // granule)
+                written = known = report.written_map(start, granule, (end - start) // granule)
                 if run.outer:
                     np.copyto(written, _EARLIER, where=written > 0)
-                    self._written.append((report, start, granule, written))
+                if wants:
+                    written = self._with_others(known, wants, start, granule)
+                if run.outer or wants:
+                    self._written.append((report, start, granule, known, written))
                 region.written, region.expect_written = written.ctypes.data, bool(wants)
         pointed = [
             (i, next(r for r, region in enumerate(self.regions) if parameter.name in region[3]))
@@ -90,11 +120,22 @@ class Memory:
         request.variables, request.num_variables = variable_places, len(variables)
         return regions, pointers, pointer_regions, places, guard_places, variable_places
 
+    @staticmethod
+    def _with_others(known: np.ndarray, wants: Sequence, start: int, granule: int) -> np.ndarray:
+        """Return a copy of a map in which everything that belongs to no output counts as written earlier."""
+        outputs = np.zeros(known.size, bool)
+        for each in wants:
+            for array in each.outputs:
+                if _overlaps([array], start, start + known.size * granule):
+                    outputs |= _elements_in(array, start, granule, known)
+        return np.where(outputs, known, np.uint8(_EARLIER))
+
     def tell_all(self, run) -> None:
         """Enter what a checked launch has written in the reports of all checks around it."""
-        for report, start, granule, written in self._written:
+        for report, start, granule, known, written in self._written:
             new = written == 1
-            np.minimum(written, 1, out=written)
+            np.minimum(known, 1, out=known)
+            known[new] = 1
             for each in run.watching:
                 if each.report is not report:
                     each.report.written_map(start, granule, written.size)[new] = 1
@@ -117,14 +158,19 @@ class Memory:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
         start, _, _, names = self.regions[region]
         address = start + offset
-        inside = (n for n in names if 0 <= address - self.arrays[n].address < self.arrays[n].extent)
-        name = next(inside, names[-1])
+        name = min(names, key=lambda name: _distance(self.arrays[name], address))
         array = self.arrays[name]
         element, size = (address - array.address) // array.itemsize, array.extent // array.itemsize
-        if element < 0:
-            return name, element, f"{name}[{element}], before its first element"
-        if element >= size:
-            return name, element, f"{name}[{element}], past its end ({size} elements)"
+        if not 0 <= element < size:
+            start, end = array.memory
+            of = f" of {(end - start) // array.itemsize} elements"
+            if start <= address < end:
+                return name, element, f"{name}[{element}], outside of this view, in the storage{of}"
+            if (start, end) != (array.address, array.address + array.extent):
+                side = "before" if address < start else "past the end of"
+                return name, element, f"{name}[{element}], {side} the storage{of} that {name} is a view of"
+            side = "before its first element" if element < 0 else f"past its end ({size} elements)"
+            return name, element, f"{name}[{element}], {side}"
         if array.is_contiguous and len(array.shape) > 1:
             index = ", ".join(str(int(i)) for i in np.unravel_index(element, array.shape))
             return name, element, f"{name}[{element}] = {name}[{index}]"
@@ -138,6 +184,9 @@ class Memory:
         tensor, element = events["region"].astype(np.int16), events["offset"] // 4
         for r, (start, _, _, names) in enumerate(self.regions):
             of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)
+            first = self.arrays[names[0]]  # where an access is outside of all views
+            at = events["offset"] + start - first.address
+            tensor[of_region], element[of_region] = self.names.index(names[0]), at[of_region] // first.itemsize
             for name in reversed(names):
                 array = self.arrays[name]
                 at = events["offset"] + start - array.address
