@@ -84,7 +84,7 @@ def test_a_finding_fails(monkeypatch, capsys):
         x, w, out = torch.ones(1, 8), torch.ones(4, 8), torch.empty(1, 4)
 
         def run():
-            gemv_kernel(torch.float32, 1, 1)[1, 128](out, x[:, :4], w, 1, 4, 8, 8, 8)
+            gemv_kernel(torch.float32, 1, 1)[1, 128](out, x[:, :4].clone(), w, 1, 4, 8, 8, 8)
             return (out,)
 
         return Case(run, lambda dtype: (torch.full((1, 4), 8.0, dtype=dtype),))

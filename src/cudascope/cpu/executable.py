@@ -53,8 +53,12 @@ class Executable(NamedTuple):
 
     def instructions(self, library: Library, sites: Iterable[int]) -> dict[int, str]:
         """The PTX instruction of each return address, if PTX is executed."""
-        lines = library.lines(sites) if self.ptx else {}
-        return {site: self.ptx.lines[line - 1].strip() if line else "" for site, (_, line) in lines.items()}
+        if not self.ptx:
+            return {}
+        return {
+            site: self.ptx.lines[line - 1].strip() if file == library.source_name and line else ""
+            for site, (file, line) in library.lines(sites).items()
+        }
 
     def quoted(self, library: Library, site: int, file: str, line: int) -> str:
         """The instruction, or the line if the line is in the kernel's own file, and "" otherwise."""

@@ -15,7 +15,6 @@ with a missing wait gives wrong results in every run.
 
 import functools
 import linecache
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from cudascope.cpu.build import build_entry
 from cudascope.cpu.executable import Executable, Ptx, may_return
 from cudascope.cpu.library import Library
 from cudascope.kernels.on_cpu import CpuKernel
-from cudascope.ptx.module import Entry, Module, Parameter, PtxError, read_module
+from cudascope.ptx.module import Entry, Module, Parameter, PtxError, line_of, read_module
 from cudascope.toolchain.compiler import run_tool
 from cudascope.toolchain.nvrtc import compile_ptx
 from cudascope.toolchain.ptxas import PtxText
@@ -48,8 +47,9 @@ class PtxKernel:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the text is not PTX, it lacks the entry, or the CPU runner does not execute an instruction of the
-            entry. The message names the instruction and its line.
+        ValueError: the text is not PTX, it lacks the entry, the entry requires a cluster of several thread blocks, or the
+            CPU runner does not execute an instruction of the entry. The message names the instruction, its line, and
+            the line of the source if the PTX tells it.
     """
 
     def __init__(self, source: str | Path, name: str | None = None) -> None:
@@ -63,7 +63,13 @@ class PtxKernel:
             raise ValueError(f"name must be an entry of the module ({', '.join(names) or 'it has none'}), got {name!r}")
         self.name, self.entry = name, self.module.entries[name]
         self.filename = str(source) if path else f"{name}.ptx"
-        self.executable = _executable(name, self.text, self.module, self.entry, self.filename)
+        try:
+            self.executable = _executable(name, self.text, self.module, self.entry, self.filename)
+        except PtxError as error:
+            line, message = line_of(error)
+            file, source_line = self.module.places.get(line, ("", 0))
+            where = f"{file}, line {source_line} (line {line} of its PTX)" if file else f"line {line}"
+            raise PtxError(f"kernel {name}, {where}: {message}") from None
         self._binder = Binder(name, [_declared(parameter) for parameter in self.entry.parameters])
         self._kernels: dict[tuple[bool, ...], CpuKernel] = {}  # by which of the parameters are arrays
 
@@ -137,8 +143,8 @@ def executable_through_ptx(source: Source, name: str, parameters: Sequence[Decla
     try:
         executable = _executable(name, ptx.text, module, entry, f"{Path(source.filename).stem}.ptx", source, names)
     except PtxError as error:
-        number, message = re.fullmatch(r"line (\d+): (.*)", str(error), re.DOTALL).groups()
-        file, line = module.places.get(int(number), ("its PTX", number))
+        number, message = line_of(error)
+        file, line = module.places.get(number, ("its PTX", number))
         raise CompileError(f"kernel {name}: {file}, line {line}: {message}") from None
     sizes = [8 if each.pointer else size_of(each) for each in parameters]
     if sizes != (compiled := [each.bytes for each in entry.parameters]):

@@ -8,6 +8,7 @@ The text is what NVRTC and Triton write: PTX ISA 9.0, sections 4.2 to 5.4 and 11
 
 import bisect
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
@@ -42,7 +43,7 @@ def places_of(text: str) -> dict[int, Place]:
     for number, row in enumerate(text.split("\n"), 1):
         match = _LOC.match(row)
         if not match:
-            if now and row.strip() and not row.lstrip().startswith((".", "//", "$", "}")):
+            if now and _has_instruction(row):
                 places[number] = now
             elif row.startswith("}"):
                 now = None
@@ -67,6 +68,18 @@ def places_of(text: str) -> dict[int, Place]:
     return places
 
 
+_LABEL = re.compile(r"[\w$%]+\s*:(?!:)\s*")
+
+
+def _has_instruction(row: str) -> bool:
+    """Whether a line has an instruction, and not only directives, labels, braces and comments."""
+    for piece in re.split(r";", row.partition("//")[0]):
+        text = _LABEL.sub("", piece.strip(" \t{}"), count=1)
+        if text and not text.startswith((".", ")", "(")):
+            return True
+    return False
+
+
 def _is_foreign(file: str) -> bool:
     """Whether a file belongs to Triton, to NVIDIA or to cudascope."""
     path = PurePath(file)
@@ -80,6 +93,12 @@ TYPES |= {"f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8, "b128": 16}
 
 class PtxError(ValueError):
     """The text is not PTX that the CPU runner can execute. The message names the line."""
+
+
+def line_of(error: PtxError) -> tuple[int, str]:
+    """Return the line of the text that an error names, and the rest of the message."""
+    number, message = re.fullmatch(r"line (\d+): (.*)", str(error), re.DOTALL).groups()
+    return int(number), message
 
 
 class Parameter(NamedTuple):
@@ -127,12 +146,16 @@ class Function(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A kernel. `threads` is `.reqntid`, `max_threads` is `.maxntid`."""
+    """A kernel. `threads` is `.reqntid`, `max_threads` is `.maxntid`.
+
+    `cluster` is the number of thread blocks in a cluster that the kernel requires; None if the launch must tell it.
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
     threads: tuple[int, ...] | None
     max_threads: int | None
+    cluster: int | None
     body: tuple[Statement, ...]
     line: int
 
@@ -197,7 +220,12 @@ def read_module(text: str) -> Module:
                 attributes = code[match.end() : brace]
                 body = tuple(_statements(code, brace + 1, end - 1, line))
                 entries[match[1]] = Entry(
-                    match[1], read_parameters(match[2] or "", line(start)), *_threads(attributes), body, line(start)
+                    match[1],
+                    read_parameters(match[2] or "", line(start)),
+                    *_threads(attributes),
+                    _cluster(attributes),
+                    body,
+                    line(start),
                 )
                 position = end
             elif match := _FUNCTION.match(code, start):
@@ -258,12 +286,13 @@ def _threads(attributes: str) -> tuple[tuple[int, ...] | None, int | None]:
     required, most = numbers.get("reqntid"), numbers.get("maxntid")
     if required:
         required = (*required, 1, 1)[:3]
-    size = None
-    if most:
-        size = 1
-        for each in most:
-            size *= each
-    return required, size
+    return required, math.prod(most) if most else None
+
+
+def _cluster(attributes: str) -> int | None:
+    if match := re.search(r"\.reqnctapercluster\s+(\d+(?:\s*,\s*\d+)*)", attributes):
+        return math.prod(map(int, match[1].split(",")))
+    return None if ".explicitcluster" in attributes else 1
 
 
 def _variable(match: re.Match, line: int) -> Variable:

@@ -72,7 +72,8 @@ _BARRIERS = {
     Collective.SYNCTHREADS: "__syncthreads",
     Collective.SYNCGRID: "the grid's barrier",
     Collective.NUMBERED: "bar.sync",
-    Collective.PHASE: "a cuda::barrier or mbarrier",
+    Collective.PHASE: "a cuda::barrier",
+    Collective.MBARRIER: "an mbarrier",
 }
 
 _NO_BARRIER, _NO_ORDER = " with no barrier between", ", and nothing orders the two thread blocks"

@@ -175,7 +175,7 @@ bool simt_mbarrier_ended(void* at, u32 parity, bool waits) {
     if (waits && w.job->launch.shuffled) waits = w.block->random() % 4;
     if (waits && !ended()) {
         me.gives_up = true;
-        wait_for_phase(w, at, CALLER);
+        wait_for_phase(w, at, MBARRIER, CALLER);
         me.gives_up = false;
         p = &phases_at(w, at, CALLER);
     }

@@ -11,6 +11,7 @@ enum Collective : unsigned {  // what threads wait for each other in
     PHASE,  // of a barrier that the kernel has made itself
     EXCHANGE,  // of values in a group
     PRODUCT, MATRIX,  // of matrices, and a matrix's load or store: by a whole warp
+    MBARRIER,  // as PHASE, by PTX
 };
 struct Votes { unsigned no, yes; };  // lanes
 

@@ -24,9 +24,10 @@ static void release(Worker& w, Phases& p) {
     if (w.job->launch.mode == CHECK) release_all(p.arriving, *w.block, *w.current);
 }
 
-static void wait_for_phase(Worker& w, void* at, void* site) {
+// The thread waits for a phase of a PHASE or an MBARRIER.
+static void wait_for_phase(Worker& w, void* at, Collective kind, void* site) {
     w.current->payload = at;
-    wait_apart(w, AT_PHASE, PHASE, site);
+    wait_apart(w, AT_PHASE, kind, site);
 }
 
 static void end_phase(Worker& w, void* at, Phases& p) {
@@ -90,7 +91,7 @@ void simt_phases_wait(void* at, u64 number) {
     Thread& me = *w.current;
     barrier_accessed(at, CALLER);
     Phases& p = phases_at(w, at, CALLER);
-    while (p.number <= number) wait_for_phase(w, at, CALLER);
+    while (p.number <= number) wait_for_phase(w, at, PHASE, CALLER);
     if (w.job->launch.mode == CHECK) acquire(me.acquired, p.arrived);
 }
 bool simt_phases_ended(void* at, u64 number) {

@@ -50,6 +50,8 @@ def entry_source(
         PtxError: it has an instruction that the CPU runner does not know, or calls a function that the module lacks;
             the message has its line.
     """
+    if entry.cluster != 1:
+        raise PtxError(f"line {entry.line}: the CPU runner does not know clusters of several thread blocks")
     functions = _called(module, entry)
     known = {each.name: f"(uint64_t)&{cpp_name(each.name)}" for each in functions}
     known |= {each.name: _address(each.space, cpp_name(each.name)) for each in module.variables}
@@ -136,15 +138,14 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
     scope.addresses |= addresses
     targets = {}  # of brx.idx
     loads, stores = loads_for_stores(body)
-    lines, scopes, line = [], [scope], 0
+    lines, scopes = [], [scope]
     for i, statement in enumerate(body):
         if statement.text.startswith(".branchtargets"):
             targets[body[i - 1].text.rstrip(":")] = re.split(r"\s*,\s*", _LABELS.fullmatch(statement.text)[1])
     for position, statement in enumerate(body):
         text, here = statement.text, scopes[-1]
-        if statement.line != line:
-            line = statement.line
-            lines.append(f'#line {line} "{file}"')
+        line = statement.line
+        lines.append(f'#line {line} "{file}"')  # of each statement: several may share a line
         try:
             predicate = predicate_of(text, here) if text.startswith("@") else ""
             if text == "{":
@@ -175,6 +176,8 @@ def _body(body: tuple[Statement, ...], addresses: Mapping[str, str], file: str, 
             raise PtxError(f"line {line}: the CPU runner does not know {error}: {text}") from None
         except Malformed as error:
             raise PtxError(f"line {line}: {error}: {text}") from None
+    if body:  # what ends the function has the line of its last statement
+        lines.append(f'#line {body[-1].line} "{file}"')
     return lines
 
 

@@ -23,7 +23,13 @@ _STRONG = names("relaxed acquire release acq_rel mmio")
 _HINTS = _STRONG | names("weak volatile nc ca cg cs lu cv wb wt cta cluster gpu sys noftz v2 v4 v8")
 _TYPES = names(f"b8 u8 s8 b128 {SCALARS} {HALVES}")
 _PARAMETERS = names("param param::entry param::func")
-_ATOMICS = names("add min max inc dec and or xor exch cas")
+_ATOMICS = {
+    "add": names(f"u32 s32 u64 s64 f32 f64 {HALVES}"),
+    **dict.fromkeys(("min", "max"), names(f"u32 s32 u64 s64 {HALVES}")),
+    **dict.fromkeys(("inc", "dec"), names("u32")),
+    **dict.fromkeys(("and", "or", "xor", "exch"), names("b32 b64")),
+    "cas": names("b16 b32 b64"),
+}  # the types of each operation
 
 
 def _address(words: list[str], written: str, scope: Scope) -> str:
@@ -37,6 +43,8 @@ def _check(name: str, words: list[str], allowed: frozenset[str] = frozenset()) -
     *rest, kind = words or [""]
     known = _HINTS | _SPACES.keys() | allowed
     if kind not in _TYPES or not all(word in known or word.startswith(("L1::", "L2::")) for word in rest):
+        raise Unknown(name)
+    if kind == "b128" and _STRONG & set(rest):  # an atomic of the CPU has 8 bytes at most
         raise Unknown(name)
 
 
@@ -81,9 +89,9 @@ def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str
 
 def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`atom.global.add.f32 old, [p], x;`, and `red`, which returns nothing."""
-    _check(name, words, _ATOMICS)
+    _check(name, words, frozenset(_ATOMICS))
     operation = next((word for word in words if word in _ATOMICS), None)
-    if operation is None:
+    if operation is None or words[-1] not in _ATOMICS[operation]:
         raise Unknown(name)
     target, operands = ("_", operands) if name.startswith("red") else (operands[0], operands[1:])
     expect(name, operands, 3 if operation == "cas" else 2)

@@ -3,7 +3,7 @@
 
 #include "addresses.h"
 #include "atomics.h"
-#include "ptx_operands.h"
+#include "ptx_floats.h"
 #include "warp.h"
 
 namespace simt::ptx {
@@ -74,6 +74,10 @@ SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> ot
     for (int i = 0; i < N; ++i) {
         T *p = (T*)address + i, v = value.x[i];
         if constexpr (op == Atomic::add) out.x[i] = atomicAdd(p, v);
+        else if constexpr (op == Atomic::min && !is_integer<T>)  // a number, not NaN; of a pair each for itself
+            out.x[i] = simt::atomic(p, [&](T old) { return min<T>(old, v); });
+        else if constexpr (op == Atomic::max && !is_integer<T>)
+            out.x[i] = simt::atomic(p, [&](T old) { return max<T>(old, v); });
         else if constexpr (op == Atomic::min) out.x[i] = atomicMin(p, v);
         else if constexpr (op == Atomic::max) out.x[i] = atomicMax(p, v);
         else if constexpr (op == Atomic::inc) out.x[i] = atomicInc(p, v);
