@@ -101,7 +101,7 @@ def _worker() -> subprocess.Popen:
 def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, options: dict) -> dict[str, Any]:
     from triton.compiler import ASTSource
 
-    from cudascope.triton.worker import ptx_of
+    from cudascope.triton.worker import compiled
 
     constants = {(i,): constexprs[name] for i, name in enumerate(signature) if name in constexprs}
     types, aligned = {}, {}
@@ -116,7 +116,8 @@ def _compile(path: str, name: str, signature: dict, constexprs: dict, sm: int, o
             found.append(kind.removesuffix(":16"))
         types[argument] = tuple(found) if isinstance(kinds, list) else found[0]
     source = ASTSource(getattr(_module(path), name), types, constants, aligned)
-    return _needs(*ptx_of(source, sm, options), sm)
+    texts, metadata = compiled(source, sm, options)
+    return _needs(texts["ptx"], metadata, sm)
 
 
 def _needs(ptx: str, metadata: Mapping[str, Any], sm: int) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def _compile_request(request: dict) -> dict[str, Any]:
     from cudascope.triton.worker import compile_kernel
 
     answer = compile_kernel(request)
-    return _needs(answer["ptx"], answer, request["sm"])
+    return _needs(answer["asm"]["ptx"], answer["metadata"], request["sm"])
 
 
 @functools.cache

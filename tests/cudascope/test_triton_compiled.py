@@ -574,7 +574,7 @@ def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused_as_o
         (lambda: one_kernel[1,](torch.zeros(1), num_warp=4), KeyError, "num_warp was specified but unrecognised"),
         (lambda: one_kernel[1,](), TypeError, "missing 1 required positional argument: 'out'"),
         (lambda: wrong_kernel[1,](torch.zeros(8), SIZE=8), CompileError, r"(?s)wrong_kernel .* sm_80.*missing is not"),
-        (lambda: one_kernel.warmup(torch.zeros(1), grid=(1,)).n_regs, AttributeError, "one_kernel was .* not n_regs"),
+        (lambda: one_kernel.warmup(torch.zeros(1), grid=(1,)).module, AttributeError, "one_kernel was .* not module"),
         (lambda: one_kernel[1,](torch.zeros(1), num_ctas=2), ValueError, "num_ctas > 1 requires NVIDIA SM90"),
     ],
 )

@@ -2,7 +2,8 @@
 
 A view of a torch tensor or of a numpy array brings all the memory that it is a view of. A kernel may leave the view and
 stay in this memory, as on a GPU. A copy of the view (`clone()`, `copy()`) has its own ends. An object with DLPack ends
-with its own elements.
+with its own elements. An object with only `data_ptr()` and `dtype` brings the memory of its `untyped_storage()`, or of
+the tensor that is its attribute `base` or `_base`.
 
 Types have their numpy names ("float32", "int8"). Those that numpy lacks have torch's ("bfloat16", "float8_e4m3fn",
 "float8_e5m2"). torch is never imported here: a caller who passes a torch tensor has imported it.
@@ -81,7 +82,35 @@ def as_array(value: object) -> Array | None:
             return _of_numpy(np.from_dlpack(value))
         if torch is not None:
             return _of_torch(torch.from_dlpack(value))
+    if hasattr(value, "data_ptr") and hasattr(value, "dtype"):
+        return _of_pointer(value)
     return None
+
+
+def _of_pointer(value: Any) -> Array:
+    """Describe an object that Triton takes for a tensor: it has `data_ptr()` and `dtype`, and perhaps nothing else."""
+    address, dtype = value.data_ptr(), value.dtype
+    itemsize = getattr(dtype, "itemsize", None)
+    if itemsize is None:
+        raise ValueError(f"has data_ptr(), so its dtype must be torch's or numpy's, got {dtype!r}")
+    base = next((getattr(value, name) for name in ("base", "_base") if hasattr(value, name)), None)
+    array = None if base is value else as_array(base)
+    if hasattr(value, "untyped_storage"):
+        storage, device = _storage_of_torch(value), str(getattr(value, "device", "cpu"))
+    elif array is not None:
+        storage, device = array.memory, array.device
+    else:
+        raise ValueError(
+            "has data_ptr() and dtype, but nothing tells where its memory ends: pass a tensor, or give the object an "
+            "attribute `base` that is the tensor it belongs to"
+        )
+    if not storage[0] <= address < storage[1]:
+        raise ValueError(
+            f"has a data_ptr() outside of the memory that it belongs to: {address:#x} is not in {storage[0]:#x} to "
+            f"{storage[1]:#x}"
+        )
+    count = (storage[1] - address) // itemsize
+    return Array(address, (count,), (1,), str(dtype).removeprefix("torch."), itemsize, device, True, value, storage)
 
 
 def array_of(value: object, what: str, *, must: str) -> Array:

@@ -1,5 +1,6 @@
 """A launch of a Triton kernel as Triton specialises it for a GPU, and its PTX. A second process compiles."""
 
+import collections
 import copy
 import json
 import math
@@ -20,6 +21,7 @@ from cudascope.cpp.source import CompileError
 from cudascope.kernels.ptx import PtxKernel
 from cudascope.ptx.module import Parameter
 from cudascope.toolchain.cache import cache_dir, digest, prune_at_times, publish, used
+from cudascope.toolchain.ptxas import PtxText, Resources, resources_of
 from cudascope.triton.source import Description
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
@@ -134,7 +136,9 @@ def _value(kernel: str, leaf: Leaf, value: Any, parameter: Parameter) -> Any:
             )
         return _tensor_map(value, leaf.map)
     if leaf.type.startswith("*"):
-        return getattr(value, "base", value)  # of triton.reinterpret(tensor, dtype)
+        from triton.runtime.jit import TensorWrapper  # of triton.reinterpret(tensor, dtype)
+
+        return value.base if isinstance(value, TensorWrapper) else value
     if leaf.type not in _DTYPES:
         return int(value)
     if parameter.type in ("f32", "f64"):
@@ -177,24 +181,56 @@ class Compiled:
     Attributes:
         ptx: its text, in which pointers have the names of the kernel's arguments.
         shared: bytes of shared memory of a thread block.
+        asm: the text of each level of the compilation, "ttir", "ttgir", "llir" and "ptx", as Triton wrote it.
+        metadata: what Triton tells of the kernel, as a named tuple: shared, num_warps, num_stages, target, …
+        n_regs: registers per thread, from ptxas.
+        n_spills: values of 32 bits that a thread stores for want of registers, from ptxas.
     """
 
     def __init__(self, launch: Launch, answer: Mapping[str, Any]) -> None:
-        if answer["num_ctas"] != 1:
-            raise CompileError(f"kernel {launch.name}: num_ctas must be 1, got {answer['num_ctas']}: no clusters here")
-        self.name, self.shared, self.num_warps = answer["name"], answer["shared"] or 0, answer["num_warps"]
-        self.scratch = tuple(answer[f"{kind}_scratch_size"] or 0 for kind in ("global", "profile"))
-        self.leaves = leaves(launch.signature, answer["tensordesc_meta"] or ())
-        self.ptx = without_unused_strings(answer["ptx"])
+        about = answer["metadata"]
+        if about["num_ctas"] != 1:
+            raise CompileError(f"kernel {launch.name}: num_ctas must be 1, got {about['num_ctas']}: no clusters here")
+        self.name, self.shared, self.num_warps = about["name"], about.get("shared") or 0, about["num_warps"]
+        self.scratch = tuple(about.get(f"{kind}_scratch_size") or 0 for kind in ("global", "profile"))
+        self.leaves = leaves(launch.signature, about.get("tensordesc_meta") or ())
+        self.asm, self._about, self._sm = answer["asm"], about, launch.sm
+        self.ptx = without_unused_strings(self.asm["ptx"])
         for position, name in pointer_names(self.leaves).items():
             self.ptx = re.sub(rf"\b{self.name}_param_{position}\b", name, self.ptx)
         self._executables: dict[str, PtxKernel] = {}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"kernel {self.name} was compiled by triton_compiled, which knows its ptx, its shared memory (shared) and "
-            f"num_warps, but not {name}: launch the kernel itself"
+            f"kernel {self.name} was compiled by triton_compiled, which knows its asm, metadata, n_regs, n_spills, "
+            f"ptx, shared memory (shared) and num_warps, but not {name}: launch the kernel itself"
         )
+
+    @property
+    def metadata(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        about = self._about | {"target": GPUTarget("cuda", self._sm, 32)}
+        return collections.namedtuple("KernelMetadata", sorted(about))(**about)
+
+    @property
+    def n_regs(self) -> int:
+        return self._resources.registers
+
+    @property
+    def n_spills(self) -> int:
+        return self._resources.spilled_bytes // 4
+
+    @property
+    def _resources(self) -> Resources:
+        target = re.search(r"^\.target\s+(\w+)", self.asm["ptx"], re.MULTILINE)[1]
+        resources = resources_of(PtxText(self.asm["ptx"], self.name, target), self._sm)
+        if resources is None:
+            raise RuntimeError(f"kernel {self.name}: ptxas does not compile its PTX for {target}")
+        return resources
+
+    def _init_handles(self) -> None:
+        """Do nothing: programs call this function of Triton's before they read n_regs."""
 
     def executable(self, edit: Callable[[str], str] | None) -> PtxKernel:
         """Return the kernel that executes the PTX, after `edit` if there is one."""

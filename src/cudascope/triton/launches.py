@@ -11,56 +11,16 @@ and may not.
 
 import contextlib
 import functools
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from cudascope.arguments.reach import reachable
-from cudascope.gpus import BY_SM, SHARED_BYTES
+from cudascope.gpus import SHARED_BYTES
 from cudascope.triton.compiler import Compiled, behind_maps, compiled_kernel, passed, specialised
-
-
-class Driver:
-    """The answers to a Triton program that asks for the active driver. There is one device, the CPU.
-
-    Many programs ask when they are imported or before a launch: for the architecture, for the device of their tensors,
-    for the number of SMs. They get the answers of a common GPU of the architecture.
-    """
-
-    def __init__(self, sm: int) -> None:
-        self._sm, self.utils = sm, _Utils(sm)
-
-    def __getattr__(self, name: str) -> Any:
-        known = ", ".join(each for each in (*vars(type(self)), "utils") if not each.startswith("_"))
-        raise AttributeError(f"triton_compiled has no GPU: triton.runtime.driver.active has {known}, but not {name}")
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self._sm, 32)
-
-    def get_active_torch_device(self) -> Any:
-        import torch
-
-        return torch.device("cpu")
-
-    def get_current_device(self) -> int:
-        return 0
-
-
-class _Utils:
-    def __init__(self, sm: int) -> None:
-        self._sm = sm
-
-    def get_device_properties(self, _: int | None) -> Mapping[str, int]:
-        gpu = BY_SM[self._sm]
-        return {
-            "max_shared_mem": gpu.shared_bytes,
-            "max_num_regs": 65536,
-            "multiprocessor_count": gpu.num_sms,
-            "warpSize": 32,
-        }
+from cudascope.triton.driver import Driver, torch_answers
 
 
 class Target(NamedTuple):
@@ -89,7 +49,9 @@ def triton_compiled(
 
     An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
     the GPU. Nothing is timed. `triton.runtime.driver.active` describes a GPU of the architecture, with the CPU as its
-    device.
+    device. Where torch has no GPU, `current_device`, `get_device_capability`, `get_device_name` and
+    `get_device_properties` of torch.cuda describe this GPU too, and `device` and `synchronize` do nothing.
+    `torch.cuda.is_available()` stays False.
 
     Args:
         arch: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
@@ -123,7 +85,7 @@ def _compiled_for(target: Target) -> Iterator[None]:
 
 _lock = threading.Lock()
 _contexts = 0  # of all threads
-_originals: list[tuple[type, str, Any, Any]] = []
+_originals: list[tuple[Any, str, Any, Any]] = []
 
 
 @contextlib.contextmanager
@@ -153,8 +115,34 @@ def _replace() -> None:
         _originals.append((owner, "run", owner.run, _instead(owner.run, launch)))
     active = property(_instead(DriverConfig.active.fget, lambda target, _: Driver(target.sm)))
     _originals.append((DriverConfig, "active", DriverConfig.active, active))
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch.cuda.is_available():
+        for name, answer in torch_answers().items():
+            real = getattr(torch.cuda, name)
+            _originals.append((torch.cuda, name, real, _instead(real, answer)))
+        _originals.append((torch.cuda, "device", torch.cuda.device, _no_device(torch.cuda.device)))
     for owner, name, _, ours in _originals:
         setattr(owner, name, ours)
+
+
+def _no_device(real: type) -> type:
+    """Return a class that does nothing inside of `triton_compiled`, and outside what `torch.cuda.device` does."""
+
+    @functools.wraps(real, updated=())
+    class Device(real):
+        def __init__(self, device: Any) -> None:
+            self._does_nothing = _target.get() is not None
+            if not self._does_nothing:
+                super().__init__(device)
+
+        def __enter__(self) -> None:
+            if not self._does_nothing:
+                super().__enter__()
+
+        def __exit__(self, *error: Any) -> bool:
+            return False if self._does_nothing else super().__exit__(*error)
+
+    return Device
 
 
 def _restore() -> None:
@@ -166,15 +154,15 @@ def _restore() -> None:
 
 def _instead(real: Callable, launch: Callable) -> Callable:
     @functools.wraps(real)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         target = _target.get()
-        return real(self, *args, **kwargs) if target is None else launch(target, self, *args, **kwargs)
+        return real(*args, **kwargs) if target is None else launch(target, *args, **kwargs)
 
     return run
 
 
 def _run(target: Target, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Compiled:
-    """Launch a `@triton.jit` function. Returns what Triton compiled."""
+    """Launch a `@triton.jit` function. Return what Triton compiled."""
     from triton.runtime.errors import OutOfResources
 
     for hook in kernel.pre_run_hooks:

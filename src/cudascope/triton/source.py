@@ -72,6 +72,8 @@ class Description:
             return [value if type(value) in _PLAIN else again(value) for value in values]
 
         if isinstance(value, tl.constexpr):
+            if is_definition(value.value):  # @tl.constexpr def f
+                return ["constexpr", self._function(value.value, "python", value.value)]
             return ["constexpr", again(value.value)]
         if isinstance(value, tl.pointer_type):
             return ["pointer", again(value.element_ty)]
@@ -92,6 +94,8 @@ class Description:
             return self._function(value.fn, "constexpr_function", value)
         if function is not None:
             return self._function(function, "jit", value)
+        if runs_in_python and getattr(value, "__module__", "") == "__main__" and is_definition(value):
+            return self._function(value, "python", value)  # the process that compiles has another __main__
         self._lasts = False
         return _imported(value) if runs_in_python else ["opaque", type(value).__name__, {}]
 
@@ -160,6 +164,17 @@ def function_of(kernel: Any) -> types.FunctionType | None:
 
 
 _source = functools.lru_cache(maxsize=4096)(inspect.getsourcelines)  # at each launch it would take milliseconds
+
+
+def is_definition(value: Any) -> bool:
+    """Whether a value is a plain function with a `def` whose text is known."""
+    if not isinstance(value, types.FunctionType):
+        return False
+    try:
+        (tree,) = ast.parse(textwrap.dedent("".join(_source(value)[0]))).body
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return isinstance(tree, ast.FunctionDef)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -118,15 +118,18 @@ class Reader:
         _sources[function] = described["lines"], described["line"]
         if described["kind"] == "constexpr_function":
             return triton.constexpr_function(function)
+        if described["kind"] == "python":
+            return function
         return triton.jit(function, noinline=described["noinline"])
 
     def _complete(self, made: Any, described: dict[str, Any], defaults: list[ast.expr]) -> None:
-        function = made.fn
+        function = made if described["kind"] == "python" else made.fn
         scope = function.__globals__
         scope |= {name: self.value(value) for name, value in described["globals"].items()}
         values = (eval(compile(ast.Expression(each), described["file"], "eval"), scope) for each in defaults)
         function.__defaults__ = tuple(values)
-        made.signature = inspect.signature(function)
+        if made is not function:
+            made.signature = inspect.signature(function)
 
 
 @functools.cache
@@ -135,26 +138,26 @@ def _namedtuple_class(name: str, fields: tuple[str, ...]) -> type:
 
 
 def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the PTX of a kernel and its resources."""
+    """Return the text of each level of a kernel, up to PTX, and Triton's metadata."""
     from triton.compiler import ASTSource
 
     real = inspect.getsourcelines
     inspect.getsourcelines = lambda function: _sources.get(function) or real(function)
     reader = Reader(request["functions"])
     kernel, signature, constants, attributes, options = map(reader.value, request["kernel"])
-    ptx, metadata = ptx_of(ASTSource(kernel, signature, constants, attributes), request["sm"], options)
-    kept = ("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "global_scratch_align")
-    kept += ("profile_scratch_size", "profile_scratch_align", "tensordesc_meta")
-    return {"ptx": ptx, **{name: metadata.get(name) for name in kept}}
+    texts, metadata = compiled(ASTSource(kernel, signature, constants, attributes), request["sm"], options)
+    return {"asm": texts, "metadata": metadata}
 
 
-def ptx_of(source: Any, sm: int, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the PTX of an `ASTSource` and Triton's metadata. Triton's stages run up to PTX: no one needs a cubin."""
+def compiled(source: Any, sm: int, options: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the texts of an `ASTSource` and Triton's metadata. Triton's stages run up to PTX: no one needs a cubin."""
+    import triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
 
     target = GPUTarget("cuda", sm, 32)
+    triton.runtime.driver.set_active(types.SimpleNamespace(get_current_target=lambda: target))  # functions ask for it
     backend = make_backend(target)
     options = backend.parse_options(options)
     stages: dict[str, Any] = {}
@@ -164,10 +167,11 @@ def ptx_of(source: Any, sm: int, options: dict[str, Any]) -> tuple[str, dict[str
     backend.load_dialects(context)
     arguments = backend.get_codegen_implementation(options), backend.get_module_map(), context
     module = source.make_ir(target, options, *arguments)
-    metadata = {"target": target, **vars(options)}
+    metadata, texts = {"target": target, **vars(options)}, {}
     for stage in list(stages)[list(stages).index("ttir") : list(stages).index("ptx") + 1]:
         module = stages[stage](module, metadata)
-    return module, metadata
+        texts[stage] = str(module)
+    return texts, metadata
 
 
 def main() -> None:
@@ -183,7 +187,7 @@ def main() -> None:
             causes.append(f"{type(error).__name__}: {error}")
         answer["error"] = "\n".join([answer["error"], *causes])
     with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump(answer, file)
+        json.dump(answer, file, default=str)  # of metadata that is no number and no text
 
 
 if __name__ == "__main__":
