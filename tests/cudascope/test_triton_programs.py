@@ -123,7 +123,9 @@ QUERIES = (
     "get_device_name",
     "get_device_properties",
     "synchronize",
+    "_DeviceGuard",
     "device",
+    "set_device",
 )
 
 
@@ -159,6 +161,8 @@ def test_a_device_of_the_cpu_may_be_selected_inside():
             with torch.cuda.device(device) as nothing:
                 assert nothing is None
             torch.cuda.synchronize(device)
+        with torch.cuda._DeviceGuard(torch.zeros(1).device.index):  # in programs that were generated
+            torch.cuda.set_device(0)
         inside = torch.cuda.device
         assert issubclass(inside, torch.cuda.device)
         with pytest.raises(KeyError), torch.cuda.device("cpu"):
@@ -223,6 +227,68 @@ def product_kernel(x, out, SIZE: tl.constexpr):
     at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     tile = tl.load(x + at)
     tl.store(out + at, tl.dot(tile, tile))
+
+
+@triton.jit
+def softmax_kernel(x, y, out, COLS: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, COLS)
+    values = tl.load(x + row * COLS + cols)
+    weights = tl.exp(values - tl.max(values, 0))
+    other = tl.load(y + cols, mask=cols < 5)  # 0 elsewhere
+    tl.store(out + row * COLS + cols, weights / tl.sum(weights, 0) + other)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+def test_a_softmax_runs_for_every_architecture(arch):
+    x, y, out = torch.randn(3, 128), torch.ones(128), torch.zeros(3, 128)
+    with triton_compiled(arch), check():
+        softmax_kernel[(3,)](x, y, out, COLS=128)
+    torch.testing.assert_close(out, x.softmax(-1) + (torch.arange(128) < 5))
+
+
+def test_a_product_for_sm_100_is_refused_with_the_reason():
+    x, out = torch.zeros(64, 64, dtype=torch.float16), torch.zeros(64, 64)
+    sentence = r"kernel product_kernel, .*test_triton_programs.*tcgen05.* an instruction of tensor memory \(sm_100\)"
+    with triton_compiled("sm_100"), pytest.raises(ValueError, match=sentence):
+        product_kernel[(1,)](x, out, SIZE=64)
+
+
+@triton.jit
+def halves_kernel(x, y, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    a, b = tl.load(x + i), tl.load(y + i)
+    tl.store(out + i, tl.where(a > b, a, b))
+    tl.store(out + SIZE + i, a + b)
+    tl.store(out + 2 * SIZE + i, tl.where(a != a, b, a))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int16])
+def test_pairs_of_16_bit_numbers_are_compared_and_added(arch, dtype):
+    x, y, out = (torch.randn(n, generator=torch.Generator().manual_seed(n)) * 90 for n in (256, 257, 768))
+    x, y, out = x.to(dtype), y[1:].to(dtype), out.to(dtype)
+    if dtype.is_floating_point:
+        x[::7] = torch.nan
+    with triton_compiled(arch), check():
+        halves_kernel[(1,)](x, y.clone(), out, SIZE=256, num_warps=1)
+    expected = torch.cat([torch.where(x > y, x, y), x + y, torch.where(x != x, y, x)])
+    assert (
+        torch.equal(out.nan_to_num(0.25), expected.nan_to_num(0.25)) if dtype.is_floating_point else out.equal(expected)
+    )
+
+
+@pytest.mark.slow
+def test_a_product_may_sum_in_halves():
+    @triton.jit
+    def kernel(x, out, SIZE: tl.constexpr):
+        at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+        tile = tl.load(x + at)
+        tl.store(out + at, tl.dot(tile, tile, out_dtype=tl.float16))
+
+    x, out = torch.randint(-3, 4, (64, 64)).half(), torch.zeros(64, 64, dtype=torch.float16)
+    with triton_compiled("sm_90"), check():
+        kernel[(1,)](x, out, SIZE=64)
+    assert torch.equal(out, (x.float() @ x.float()).half())
 
 
 def test_registers_beyond_a_limit_are_spilled():

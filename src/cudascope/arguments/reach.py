@@ -14,9 +14,9 @@ def reachable(**arrays: object) -> Iterator[None]:
     """Let launches inside touch these arrays too: torch tensors, numpy arrays, or objects with DLPack.
 
     `check` and `observe` treat this memory like the memory of an argument, and findings use the names given here. The
-    memory keeps its address during a launch, so pointers to it stay valid. An argument whose address is also in a
-    struct or in a table of pointers keeps its address without a name here. On a GPU the context manager changes
-    nothing.
+    memory keeps its address during a launch, so pointers to it stay valid. A view stands for all the memory that it is
+    a view of. An argument whose address is also in a struct or in a table of pointers keeps its address without a name
+    here. On a GPU the context manager changes nothing.
 
     Raises:
         TypeError: a value is not an array.

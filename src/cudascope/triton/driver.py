@@ -89,5 +89,6 @@ def torch_answers() -> dict[str, Callable[..., Any]]:
         "get_device_capability": lambda target, device=None: divmod(target.sm, 10),
         "get_device_name": lambda target, device=None: BY_SM[target.sm].name,
         "get_device_properties": lambda target, device=None: torch_properties(target.sm),
+        "set_device": lambda target, device: None,
         "synchronize": lambda target, device=None: None,
     }

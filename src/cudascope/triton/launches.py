@@ -50,8 +50,13 @@ def triton_compiled(
     An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
     the GPU. Nothing is timed. `triton.runtime.driver.active` describes a GPU of the architecture, with the CPU as its
     device. Where torch has no GPU, `current_device`, `get_device_capability`, `get_device_name` and
-    `get_device_properties` of torch.cuda describe this GPU too, and `device` and `synchronize` do nothing.
+    `get_device_properties` of torch.cuda describe this GPU too, and `device`, `set_device` and
+    `synchronize` do nothing.
     `torch.cuda.is_available()` stays False.
+
+    A masked load without `other` gives 0 where the mask is false, for the PTX that Triton's compiler writes says so.
+    Triton's language leaves this value open. For "sm_100", a `tl.dot` of 64 rows or more is refused: Triton compiles
+    it to instructions of tensor memory (tcgen05), which the CPU runner does not execute. Other kernels run.
 
     Args:
         arch: "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100" or "sm_120".
@@ -120,13 +125,15 @@ def _replace() -> None:
         for name, answer in torch_answers().items():
             real = getattr(torch.cuda, name)
             _originals.append((torch.cuda, name, real, _instead(real, answer)))
-        _originals.append((torch.cuda, "device", torch.cuda.device, _no_device(torch.cuda.device)))
+        for name in ("device", "_DeviceGuard"):
+            real = getattr(torch.cuda, name)
+            _originals.append((torch.cuda, name, real, _no_device(real)))
     for owner, name, _, ours in _originals:
         setattr(owner, name, ours)
 
 
 def _no_device(real: type) -> type:
-    """Return a class that does nothing inside of `triton_compiled`, and outside what `torch.cuda.device` does."""
+    """Return a context manager that does nothing inside of `triton_compiled`, and outside what `real` does."""
 
     @functools.wraps(real, updated=())
     class Device(real):

@@ -30,7 +30,7 @@ static void each_piece(const Bulk& c, F f) {
         int64_t place = 0;
         bool inside = true;
         for (u32 dim = 1, rest = row; dim < c.rank; rest /= map.box[dim++]) {
-            int64_t index = c.at[dim] + (int64_t)(rest % map.box[dim]);
+            int64_t index = c.gathers ? c.at[1 + row] : c.at[dim] + (int64_t)(rest % map.box[dim]);
             inside &= index >= 0 && index < (int64_t)map.size[dim];
             place += index * (int64_t)map.stride[dim - 1];
         }
@@ -61,6 +61,7 @@ static const char* wrong_with(const Worker& w, const Bulk& c) {
     if (!c.rank) return c.bytes % 16 || (u64)c.global % 16 || (u64)c.shared % 16 ? "copies in bulk what is no multiple of 16 bytes" : nullptr;
     const TensorMap& map = c.map;
     if (map.type >= std::size(ELEMENT_BYTES) || map.last_dim + 1 != c.rank) return "copies a tile by a tensor map of another rank, or by none";
+    if (c.gathers && (c.rank != 2 || map.box[1] != 1)) return "gathers rows by a tensor map whose tiles are no single rows";
     u32 element = ELEMENT_BYTES[map.type], row = map.box[0] * element;
     if (map.interleave) return "copies a tile by an interleaved tensor map, which the CPU runner does not have";
     for (u32 i = 0; i < c.rank; ++i) {
@@ -74,7 +75,7 @@ static const char* wrong_with(const Worker& w, const Bulk& c) {
 }
 
 static u32 tile_bytes(const Bulk& c) {
-    u32 bytes = ELEMENT_BYTES[c.map.type];
+    u32 bytes = ELEMENT_BYTES[c.map.type] * (c.gathers ? 4 : 1);
     for (u32 i = 0; i < c.rank; ++i) bytes *= c.map.box[i];
     return bytes;
 }
@@ -90,20 +91,22 @@ static Bulk checked_bulk(Worker& w, const simt::BulkCopy& copy, void* site) {
 // The copy's ends, as the access that they will be. All pieces are one request of its thread.
 static void begin_bulk(Worker& w, const Bulk& c) {
     bool to_shared = !c.to_global, continues = false;
+    Access at_global = to_shared ? READ : c.combine ? ATOMIC : WRITE;
     auto announce_piece = [&](const char* p, u32 bytes, Access access, const char* source) {
         Announced a{p, bytes, access, false, true, c.site, false, true, source};
+        a.is_barrier = access == ATOMIC;  // a reduction is relaxed: it passes no flag
         a.continues = continues;
         continues = true;
         announce(a, 1);
     };
     if (w.job->launch.mode != PLAIN)
         each_piece(c, [&](char* global, char* shared, u32 bytes) {
-            const char* source = to_shared ? nullptr : shared;
+            const char* source = at_global == WRITE ? shared : nullptr;
             if (to_shared || global) announce_piece(shared, bytes, to_shared ? WRITE : READ, nullptr);
-            if (global) announce_piece(global, bytes, to_shared ? READ : WRITE, source);
+            if (global) announce_piece(global, bytes, at_global, source);
             if (w.job->launch.mode != CHECK) return;
             begin_flight(w, shared, bytes, to_shared ? WRITE : READ, c.thread, c.site);
-            if (global) begin_flight(w, global, bytes, to_shared ? READ : WRITE, c.thread, c.site, source);
+            if (global) begin_flight(w, global, bytes, at_global, c.thread, c.site, source);
         });
     if (to_shared) each_piece(c, [&](char*, char* shared, u32 bytes) { memset(shared, 0xFF, bytes); });
 }
@@ -112,7 +115,8 @@ static void land_bulk(Worker& w, const Bulk& c) {
     if (w.job->launch.mode == CHECK) let_go(w, c);
     w.landing = c.site;
     each_piece(c, [&](char* global, char* shared, u32 bytes) {
-        if (c.to_global && global) memcpy(global, shared, bytes);
+        if (c.combine && global) c.combine(global, shared, bytes, c.map.type);
+        else if (c.to_global && global) memcpy(global, shared, bytes);
         else if (!c.to_global && global) memcpy(shared, global, bytes);
         else if (!c.to_global) memset(shared, c.map.fill ? 0xFF : 0, bytes);
     });

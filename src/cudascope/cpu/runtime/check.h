@@ -278,11 +278,12 @@ static void reject(Worker& w, FindingKind finding, const Announced& a, Place pla
 }
 
 // Threads may only read the source of a copy under way: the copy has not yet read its source or written its target. Two
+// reductions may have one target, and an atomic may be there meanwhile. Two
 // copies of the same values to the same place are a matter of the rule for the same value.
 static void check_in_flight(Worker& w, const Announced& a, Place place) {
     const Flight* other = nullptr;
     each_flight(*w.job, a, [&](const Flight& f) {
-        bool may_overlap = (a.access == READ && f.access == READ) || store_the_same(a, f);
+        bool may_overlap = (a.access == f.access && a.access != WRITE) || store_the_same(a, f);
         if (!other && !may_overlap) other = &f;
     });
     if (!other) return;

@@ -21,13 +21,15 @@ struct TensorMap {
     unsigned last_dim, type, size[5], box[5], element_stride[5];
     unsigned char swizzle, interleave, fill, unused;
 };
-// A bulk copy: of a tile at `at` of the tensor, or of `bytes` from or to `global` if the rank is 0.
+// A bulk copy: of a tile at `at` of the tensor, or of `bytes` from or to `global` if the rank is 0. If it gathers, it moves
+// four rows of a matrix: at[0] is the column, and the other four are the rows.
 struct BulkCopy {
     TensorMap map;
     int at[5];
     unsigned rank, bytes;
     char *shared, *global;
-    bool to_global;
+    bool to_global, gathers;
+    void (*combine)(char* to, const char* from, unsigned bytes, unsigned type);  // of a reduction: with what is there
 };
 
 // A product of matrices under way (PTX: wgmma), of one thread. Kernels make it, the runtime keeps it until it is complete.

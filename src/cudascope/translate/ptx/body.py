@@ -103,6 +103,10 @@ def translated(text: str, scope: Scope, targets: Mapping[str, list[str]]) -> str
             index, labels = operands
             cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
             return f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
+        if first == "tcgen05":
+            raise Unknown(
+                f"{name}, an instruction of tensor memory (sm_100): compile the kernel for another architecture"
+            )
         words = [word for word in words if word != "uni"] if first == "bra" else words
         return _INSTRUCTIONS.get(first, compute)(name, words, operands, scope)
 

@@ -2,9 +2,11 @@
 
 mbarrier.try_wait.parity.shared::cta.b64 complete, [bar], parity;
 cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [to], [map, {x, y}], [bar];
+cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [map, {x, y}], [from];
 """
 
 import re
+from collections.abc import Iterable
 
 from cudascope.translate.ptx.calls import Instruction, assign, elements, expect
 from cudascope.translate.ptx.scope import Malformed, P, Scope, Unknown
@@ -96,8 +98,7 @@ def _either(name: str, words: list[str], register: str, offset: str) -> str:
 
 
 def copy_bulk(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """`cp.async.bulk`, with or without `.tensor`, its commit and its wait. `words` are those after cp."""
-    words = words[2:]
+    """`cp.async.bulk`, with or without `.tensor`, its commit and its wait. `words` are those after it."""
     if words == ["commit_group"]:
         return "simt_bulk_commit();"
     if words in (["wait_group"], ["wait_group", "read"]):
@@ -105,26 +106,54 @@ def copy_bulk(name: str, words: list[str], operands: list[str], scope: Scope) ->
         return f"simt_bulk_wait({scope.value(operands[0])});"
     if words[:1] == ["prefetch"]:
         return ";"
-    dims = 0
+    return _copy(name, words, operands, scope)
+
+
+_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_TYPES = {"b32": 2, "u32": 2, "s32": 3, "b64": 4, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f64": 9, "bf16": 10}
+"""The number that a tensor map has for a type (PTX: tensormap.replace.elemtype)."""
+
+
+def reduce_bulk(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`cp.reduce.async.bulk`, with or without `.tensor`. `words` are those after it."""
+    operation = next((word for word in words if word in _OPERATIONS), None)
+    words = [word for word in words if word not in (operation, "noftz")]
+    if operation is None:
+        raise Unknown(name)
+    function = operation + "_" * (operation in ("and", "or", "xor"))
+    fields = [f"copy.combine = {P}combine<{P}Atomic::{function}>;"]
+    if words[:1] != ["tensor"]:
+        if words[-1] not in _TYPES:
+            raise Unknown(name)
+        fields.append(f"copy.map.type = {_TYPES[words.pop()]};")
+    return _copy(name, words, operands, scope, fields)
+
+
+def _copy(name: str, words: list[str], operands: list[str], scope: Scope, fields: Iterable[str] = ()) -> str:
+    """A copy with these fields besides its places."""
+    dims, gathers = 0, False
     if words[:1] == ["tensor"]:
         match = re.fullmatch(r"([1-5])d", words[1]) if words[1:] else None
         if not match:
             raise Unknown(name)
-        dims, words = int(match[1]), [word for word in words[2:] if word != "tile"]
+        gathers = bool({"tile::gather4", "tile::scatter4"} & set(words))
+        modes = ("tile", "tile::gather4", "tile::scatter4")
+        dims, words = int(match[1]), [word for word in words[2:] if word not in modes]
     operands = operands[:-1] if _HINTS & set(words) else operands
     words = [word for word in words if word not in _HINTS]
     loads = len(words) == 3 and words[0] in _SPACES and words[1:] == ["global", "mbarrier::complete_tx::bytes"]
     stores = len(words) == 3 and words[0] == "global" and words[1] in _SPACES and words[2] == "bulk_group"
-    if not loads and not stores:
+    if (not loads and not stores) or (loads and fields) or (gathers and dims != 2):
         raise Unknown(name)
     expect(name, operands, 3 - stores + (dims == 0))
     shared, other = (operands[0], operands[1]) if loads else (operands[1], operands[0])
-    lines = ["simt::BulkCopy copy{};", f"copy.shared = {_shared(shared, scope)};"]
+    lines = ["simt::BulkCopy copy{};", *fields, f"copy.shared = {_shared(shared, scope)};"]
     lines += [f"copy.rank = {dims}; copy.to_global = {'true' if stores else 'false'};"]
     if dims:
         match = re.fullmatch(r"\[\s*([^,\]]+),\s*(\{[^}]*\})\s*\]", other)
-        if not match or len(elements(match[2])) != dims:
+        if not match or len(elements(match[2])) != (5 if gathers else dims):
             raise Malformed(f"a place in a tensor of rank {dims} is written [map, {{x, …}}], got {other}")
+        lines.append(f"copy.gathers = {str(gathers).lower()};")
         lines.append(f"copy.map = {P}map_at({scope.value(match[1].strip())});")
         lines += [f"copy.at[{i}] = {scope.value(each)};" for i, each in enumerate(elements(match[2]))]
     else:

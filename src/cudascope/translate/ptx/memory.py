@@ -3,7 +3,7 @@
 ld.global.nc.v4.f32 {a, b, c, d}, [p + 16];
 """
 
-from cudascope.translate.ptx.bulk import copy_bulk
+from cudascope.translate.ptx.bulk import copy_bulk, reduce_bulk
 from cudascope.translate.ptx.calls import (
     HALVES,
     SCALARS,
@@ -129,7 +129,9 @@ def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> 
 def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cp.async.cg.shared.global [to], [from], 16, bytes;`, where bytes past `bytes` become 0; and its waits."""
     if words[:2] == ["async", "bulk"]:
-        return copy_bulk(name, words, operands, scope)
+        return copy_bulk(name, words[2:], operands, scope)
+    if words[:3] == ["reduce", "async", "bulk"]:
+        return reduce_bulk(name, words[3:], operands, scope)
     if words == ["async", "mbarrier", "arrive", "noinc", "shared", "b64"]:
         at = _address(["shared"], operands[0], scope)
         return f"simt_phases_await_copies({at}); simt_mbarrier_arrive({at}, 1);"

@@ -91,6 +91,45 @@ SIMT_INLINE Vector<T, N> atom(char* address, Vector<T, N> value, Vector<T, N> ot
     return out;
 }
 
+// What an atomic stores in the place of `old`.
+template <Atomic op, class T>
+SIMT_INLINE T updated(T old, T value) {
+    if constexpr (op == Atomic::add) return add<T>(old, value);
+    else if constexpr (op == Atomic::min) return min<T>(old, value);
+    else if constexpr (op == Atomic::max) return max<T>(old, value);
+    else if constexpr (op == Atomic::inc) return old >= value ? 0 : old + 1;
+    else if constexpr (op == Atomic::dec) return old == 0 || old > value ? value : old - 1;
+    else if constexpr (op == Atomic::and_) return old & value;
+    else if constexpr (op == Atomic::or_) return old | value;
+    else return old ^ value;
+}
+template <Atomic op, class T>
+SIMT_UNSEEN void combine_elements(char* to, const char* from, u32 bytes) {
+    constexpr bool adds = op == Atomic::add, orders = op == Atomic::min || op == Atomic::max;
+    constexpr bool counts = op == Atomic::inc || op == Atomic::dec;
+    if constexpr (adds || (is_integer<T> ? (!counts || std::is_unsigned_v<T>) : orders && is_half<T>)) {
+        for (u32 at = 0; at < bytes; at += sizeof(T)) {
+            T value = *(const T*)(from + at);
+            simt::atomic_begun((T*)(to + at), [&](T old) { return updated<op, T>(old, value); });
+        }
+    } else simt_lacks("a bulk reduction of elements of a type for which PTX does not have the operation");
+}
+// A bulk reduction (cp.reduce.async.bulk) of elements whose type has this number in tensor maps.
+template <Atomic op>
+SIMT_UNSEEN void combine(char* to, const char* from, u32 bytes, u32 type) {
+    switch (type) {
+        case 2: return combine_elements<op, u32>(to, from, bytes);
+        case 3: return combine_elements<op, s32>(to, from, bytes);
+        case 4: return combine_elements<op, u64>(to, from, bytes);
+        case 5: return combine_elements<op, s64>(to, from, bytes);
+        case 6: return combine_elements<op, f16>(to, from, bytes);
+        case 7: case 8: return combine_elements<op, f32>(to, from, bytes);
+        case 9: return combine_elements<op, f64>(to, from, bytes);
+        case 10: return combine_elements<op, bf16>(to, from, bytes);
+        default: simt_lacks("a bulk reduction of elements of a type that PTX does not reduce");
+    }
+}
+
 // A tensor map. In shared memory its address may have 64 bits, of which the lower half counts.
 SIMT_INLINE char* map_address(u64 address, int64_t offset) {
     return address >> 32 ? (char*)address + offset : shared_address((u32)address, offset);
