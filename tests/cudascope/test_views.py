@@ -198,12 +198,14 @@ def test_a_view_that_starts_between_elements_of_its_storage():
 def test_a_large_storage_is_not_copied(monkeypatch):
     monkeypatch.setattr(memory, "_MOST_COPIED", 1 << 10)
     storage, y = torch.arange(1 << 12, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-    kernel = CudaKernel("__global__ void k(long long* at, int* x) { *at = (long long)x; x[-1] = 7; }", "k")
-    at = torch.zeros(1, dtype=torch.int64)
-    for mode in (contextlib.nullcontext, check):
-        with mode():
-            kernel[1, 1](at, storage[64:96])
-            assert at.item() == storage[64:].data_ptr()
+    kernel = CudaKernel(
+        "__global__ void k(int* y, int* x, unsigned at) { *y = (unsigned)(size_t)x == at; x[-1] = 7; }", "k"
+    )
+    for view, stays in ((storage[64:96], 1), (storage[64:], 0)):
+        for mode in (contextlib.nullcontext, check):
+            with mode():
+                kernel[1, 1](y, view, view.data_ptr() % 2**32)
+            assert y[0] == stays
     assert storage[63] == 7
     with check(), pytest.raises(Finding, match="past the end of the storage"):
         by_cuda(storage[64:96], y, (1 << 12) - 95)

@@ -163,11 +163,10 @@ def _storage_of_numpy(array: np.ndarray) -> tuple[int, int]:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array.base, torch.Tensor):  # of tensor.numpy()
         return _storage_of_torch(array.base)
-    start = end = array.ctypes.data
+    last = array.ctypes.data
     for size, stride in zip(array.shape, array.strides, strict=True):
-        start += min((size - 1) * stride, 0)
-        end += max((size - 1) * stride, 0)
-    return start, end + array.itemsize
+        last += max((size - 1) * stride, 0)
+    return array.ctypes.data, last + array.itemsize
 
 
 def bits_of(values: np.ndarray, dtype: str) -> np.ndarray:

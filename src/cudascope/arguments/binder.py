@@ -14,9 +14,9 @@
 | T** | an array of int64: the addresses of other arrays |
 | void* | any array |
 
-An array is a torch tensor, a numpy array, an object with DLPack, or one with `data_ptr()` and `dtype`. A kernel gets the
-address of its first element: shape and strides are arguments of their own, and the array need not be contiguous. A
-kernel may touch all the memory that a view belongs to (arrays.py).
+An array is a torch tensor, a numpy array, an object with DLPack, or one with `data_ptr()` and `dtype`. A kernel gets
+the address of its first element: shape and strides are arguments of their own, and the array need not be contiguous.
+A kernel may touch all the memory that a view belongs to (arrays.py).
 Trailing arguments that have a default in C++ may be left out.
 """
 
