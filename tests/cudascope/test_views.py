@@ -223,9 +223,9 @@ def test_memory_named_by_reachable_is_a_storage_too():
 
 
 def test_the_storage_of_an_array_holds_whole_elements():
-    base = np.zeros(35, np.uint8)
-    view = base[3:27].view(np.uint64) if (base.ctypes.data + 3) % 8 == 0 else base[3:27]
-    array = as_array(view)
+    raw = bytearray(80)
+    first = (1 - np.frombuffer(raw, np.uint8).ctypes.data) % 4
+    base = np.frombuffer(raw, np.uint8, offset=first)  # one byte after a multiple of four
+    array = as_array(base[7:27].view(np.int32))
     start, end = array.memory
-    assert (array.address - start) % array.itemsize == (end - start) % array.itemsize == 0
-    assert base.ctypes.data <= start <= array.address < end <= base.ctypes.data + 35
+    assert (array.address - start, end - start) == (4, (base.size - 3) // 4 * 4)
