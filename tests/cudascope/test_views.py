@@ -115,7 +115,7 @@ def test_a_copy_of_a_view_has_its_own_ends():
 @MODES
 def test_a_view_of_numpys_is_one_of_torchs(mode):
     base = np.arange(160, dtype=np.int32)
-    for x in (base[64:96], base.reshape(5, 32)[2], base[100:30:-1][::-1][33:], torch.from_numpy(base).numpy()[64:96]):
+    for x in (base[64:96], base.reshape(5, 32)[2], base[100:30:-1][::-1][33:], torch.from_numpy(base)[64:96].numpy()):
         y = np.zeros(32, np.int32)
         with mode():
             by_cuda(x, y, 40)
