@@ -1,36 +1,75 @@
-"""Values that belong together, which the host passes to kernels as one parameter.
+"""Arguments of kernels that belong together: each of these tuples is one parameter (from lesson 5 on).
 
-A tensor is a tuple in itself: (pointer, stride of each dimension), as `pagewise.tools.launch` makes it.
+`tools.launch.launch` passes a tensor of two or more dimensions as (pointer, stride of each dimension), in these tuples
+too. A field is None for an option that is not used, and the kernel is then compiled without that option.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
 
 
 class Scoring(NamedTuple):
-    """How products q · k become scores in units of log 2, and values a result. None: the option is not used."""
+    """How a product q · k becomes a score, in units of log 2. In a kernel, `of_head` takes the fields of one head."""
 
     scale: float  # · log₂ e; with a softcap: the scale of the tanh's argument
     softcap: float | None  # · log₂ e
-    slopes: Any  # ALiBi's, [H] float32
-    v_scale: float  # of the result
+    slopes: Tensor | None  # ALiBi: [H] float32
+    attn_mask: Tensor | None  # [B, H, T, S] bytes
 
 
-class Results(NamedTuple):
-    """Where results go: out and lse, and m, l and acc of splits, all float32 but out."""
+class Dropout(NamedTuple):
+    """Which weights are dropped: those whose 16-bit draw is below `threshold`."""
 
-    out: Any  # [B, H, T, D]
-    lse: Any  # [B, H, T]
-    m: Any  # [slots · ROWS]; None if no item is split
-    l: Any  # [slots · ROWS]
-    acc: Any  # [slots · ROWS · D]
+    seed: Tensor  # [1] int64
+    threshold: float  # a whole number; Triton would compile an int of 1, and a multiple of 16, again
+    growth: float  # the factor of the weights that are kept
+
+
+class Packed(NamedTuple):
+    """Packed sequences: sequence b is rows cu_seqlens[b] … cu_seqlens[b + 1] − 1 of [1, heads, total, D]."""
+
+    cu_seqlens_q: Tensor  # [B + 1] int32
+    cu_seqlens_k: Tensor  # [B + 1] int32
+    q_tiles: Tensor | None  # [tiles of queries] int32: the sequence of each tile
+    k_tiles: Tensor | None  # [tiles of keys] int32
+
+
+class Saved(NamedTuple):
+    """What the forward leaves for the backward: [B · H · T] float32 each."""
+
+    m: Tensor  # the largest score of a query, in units of log 2; if log_l is None: log₂ Σ 2^score
+    log_l: Tensor | None  # log₂ Σ 2^(score − m), and +∞ for a query that sees no key
+    delta: Tensor | None  # (out · d_out).sum(-1) − d_lse; None in the forward
 
 
 class Sizes(NamedTuple):
-    """What the decode kernels are compiled for."""
+    """Constants of a kernel. A program owns ROWS queries and visits COLS keys in a step, or the reverse."""
+
+    D: int
+    BLOCK_D: int  # the next power of two from D on, at least 16
+    ROWS: int  # of queries in a tile
+    COLS: int  # of keys in a tile
+    CAUSAL: bool
+
+
+class Results(NamedTuple):
+    """Where decode kernels store results: out and lse, and for items that are split the (m, l, acc) of each split."""
+
+    out: Tensor  # [B, H, T, D]
+    lse: Tensor  # [B, H, T] float32
+    v_scale: float  # a factor of out
+    m: Tensor | None  # [slots · ROWS] float32, in units of log 2; None if no item is split
+    l: Tensor | None  # [slots · ROWS] float32
+    acc: Tensor | None  # [slots · ROWS · D] float32
+
+
+class DecodeSizes(NamedTuple):
+    """Constants of a decode kernel. A program owns ROWS query rows and visits TILE keys in a step."""
 
     P: int | None  # tokens per block of the cache; None: keys and values are dense
-    D: int  # head size
+    D: int
     BLOCK_D: int  # the power of two from D on, at least 16
     GROUP: int  # query heads per KV head
-    ROWS: int  # query rows of an item: pairs of a query and a head of the group
-    TILE: int  # keys per step
+    ROWS: int  # pairs of a query and a head of the group
+    TILE: int

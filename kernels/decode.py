@@ -248,7 +248,7 @@ def attend_to_tiles(
 
 
 @triton.jit
-def store_results(results, seq, head, query, mask, m, l, acc, v_scale, D: tl.constexpr):
+def store_results(results, seq, head, query, mask, m, l, acc, D: tl.constexpr):
     """Store out = acc / l · v_scale and the natural lse of rows, by their heads and queries. m: in units of log 2.
 
     A row that saw no key (l = 0) gives 0 and −∞.
@@ -257,7 +257,7 @@ def store_results(results, seq, head, query, mask, m, l, acc, v_scale, D: tl.con
     lse_ptr, lse_seq, lse_head, lse_query = results.lse
     dim = tl.arange(0, acc.shape[1])[None, :]
     l = tl.where(l == 0.0, 1.0, l)
-    out = (acc * (v_scale / l)[:, None]).to(out_ptr.dtype.element_ty)
+    out = (acc * (results.v_scale / l)[:, None]).to(out_ptr.dtype.element_ty)
     out_rows = out_ptr + seq * out_seq + head * out_head + query * out_query
     tl.store(out_rows[:, None] + dim, out, mask=mask[:, None] & (dim < D))
     tl.store(lse_ptr + seq * lse_seq + head * lse_head + query * lse_query, (m + tl.log2(l)) * LN_2, mask=mask)
@@ -338,7 +338,7 @@ def decode_attention_kernel(
     6. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no key.
     """
     GROUP: tl.constexpr = SIZES.GROUP
-    scale, softcap, slopes, v_scale = scoring
+    scale, softcap, slopes, _ = scoring
     k_ptr, k_block, k_head, k_token, _ = k
     v_ptr, v_block, v_head, v_token, _ = v
     q_ptr, q_seq, q_head, q_query, _ = q
@@ -403,7 +403,7 @@ def decode_attention_kernel(
             l = tl.where(is_possible, l, float("nan"))
             if (start == 0) & (end == num_tiles):
                 row_head = head * GROUP + group_head
-                store_results(results, row_seq, row_head, query, is_row, m, l, acc, v_scale, SIZES.D)
+                store_results(results, row_seq, row_head, query, is_row, m, l, acc, SIZES.D)
             elif results.m is not None:
                 slots = slot * SIZES.ROWS + tl.arange(0, SIZES.ROWS)
                 store_partials((results.m, results.l, results.acc), slots, is_row, m, l, acc, SIZES.D)
@@ -417,7 +417,6 @@ def merge_items_kernel(
     results,  # Results
     seq_lens,
     cu_seqlens_q,
-    v_scale,
     plan,
     num_seqs,
     num_queries,
@@ -461,7 +460,7 @@ def merge_items_kernel(
     query = (first_query + row // SIZES.GROUP).to(tl.int64) + tl.arange(0, 1)
     head = kv_head.to(tl.int64) * SIZES.GROUP + row % SIZES.GROUP
     seq = seq.to(tl.int64) if cu_seqlens_q is None else 0
-    store_results(results, seq, head, query, query >= 0, m, l, acc, v_scale, SIZES.D)
+    store_results(results, seq, head, query, query >= 0, m, l, acc, SIZES.D)
 
 
 @triton.jit

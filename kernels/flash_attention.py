@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from pagewise.kernels.partial import empty, finite, output
-from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, key_range, mask_of_head, visible
+from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, key_range, of_head, seen_in_tile, visible
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def flash_forward_kernel(
     CAUSAL: tl.constexpr,
 ):
     """out, lse = attention(q, k, v, causal=CAUSAL, return_lse=True). Grid (⌈T / ROWS⌉, H, B)."""
-    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     row, dim = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     q_at = q[0] + batch * q[1] + head * q[2] + row[:, None].to(tl.int64) * q[3] + dim[None, :]
     q_tile = tl.load(q_at, mask=(row[:, None] < T) & (dim[None, :] < D), other=0.0)
@@ -68,20 +68,39 @@ def flash_forward_kernel(
 
 
 @triton.jit
-def segment_of(tile, batch, sequences, cu_seqlens, cu_seqlens_q, cu_seqlens_k, T, S, TILE: tl.constexpr):
-    """A tile within its sequence, and the sequence: (batch, sequence, first query row, first key row, T, S).
+def segment_of_queries(tile, batch, packed, T, S, ROWS: tl.constexpr):
+    """A tile of queries within its sequence, and the sequence: (batch, sequence, first query row, first key row, T, S).
 
-    Packed sequence b has the tiles from cu_seqlens[b] // TILE + b on (`tuning.sequence_of_each_tile`). Tensors that are
-    not packed have one sequence per batch; their `sequences` is None.
+    Packed sequence b has the tiles from cu_seqlens[b] // ROWS + b on (`tuning.sequence_of_each_tile`). Tensors that are
+    not packed have one sequence per batch.
     """
-    sequence, first_q, first_k = batch, batch.to(tl.int64) * 0, batch.to(tl.int64) * 0
-    if sequences is not None:
-        sequence = tl.load(sequences + tile)
-        tile -= tl.load(cu_seqlens + sequence) // TILE + sequence
-        first_q, first_k = tl.load(cu_seqlens_q + sequence).to(tl.int64), tl.load(cu_seqlens_k + sequence).to(tl.int64)
-        T = (tl.load(cu_seqlens_q + sequence + 1) - first_q).to(tl.int32)
-        S = (tl.load(cu_seqlens_k + sequence + 1) - first_k).to(tl.int32)
-    return tile, (batch, sequence, first_q, first_k, T, S)
+    sequence = batch
+    if packed is not None:
+        sequence = tl.load(packed.q_tiles + tile)
+        tile -= tl.load(packed.cu_seqlens_q + sequence) // ROWS + sequence
+    return tile, segment_of(sequence, batch, packed, T, S)
+
+
+@triton.jit
+def segment_of_keys(tile, batch, packed, T, S, COLS: tl.constexpr):
+    """The same as `segment_of_queries` for a tile of keys."""
+    sequence = batch
+    if packed is not None:
+        sequence = tl.load(packed.k_tiles + tile)
+        tile -= tl.load(packed.cu_seqlens_k + sequence) // COLS + sequence
+    return tile, segment_of(sequence, batch, packed, T, S)
+
+
+@triton.jit
+def segment_of(sequence, batch, packed, T, S):
+    """(batch, sequence, first query row, first key row, T, S) of a sequence."""
+    first_q, first_k = batch.to(tl.int64) * 0, batch.to(tl.int64) * 0
+    if packed is not None:
+        first_q = tl.load(packed.cu_seqlens_q + sequence).to(tl.int64)
+        first_k = tl.load(packed.cu_seqlens_k + sequence).to(tl.int64)
+        T = (tl.load(packed.cu_seqlens_q + sequence + 1) - first_q).to(tl.int32)
+        S = (tl.load(packed.cu_seqlens_k + sequence + 1) - first_k).to(tl.int32)
+    return batch, sequence, first_q, first_k, T, S
 
 
 @triton.jit
@@ -112,8 +131,41 @@ def store_rows(matrix, rows, tile, mask, D: tl.constexpr, BLOCK_D: tl.constexpr)
     """Write a tile [rows, BLOCK_D] into these rows of a matrix where mask is True, in the matrix's dtype."""
     ptr, stride_row = matrix
     dim = tl.arange(0, BLOCK_D)[None, :]
-    elements = ptr + rows[:, None] * stride_row + dim
+    elements = ptr + rows[:, None].to(tl.int64) * stride_row + dim
     tl.store(elements, tile.to(ptr.dtype.element_ty), mask=mask[:, None] & (dim < D))
+
+
+@triton.jit
+def load_tile(matrix, first, start, stop, seen, ROWS: tl.constexpr, SIZES: tl.constexpr, CUT: tl.constexpr):
+    """Rows first … first + ROWS − 1 of a matrix (pointer, stride of rows), of which start … stop − 1 are needed.
+
+    A weight of 0 does not hide a NaN. So the others are not read where CUT is True: a row that is needed stands in
+    their place, or 0 where a mask in memory says which are needed (seen, else None).
+    """
+    ptr, stride_row = matrix
+    row = tl.arange(0, ROWS)
+    if CUT and seen is None:
+        row = tl.minimum(tl.maximum(row, start - first), stop - 1 - first)
+    return load_rows((ptr + tl.cast(first, tl.int64) * stride_row, stride_row), row, seen, SIZES.D, SIZES.BLOCK_D)
+
+
+@triton.jit
+def described(matrix, start, stop, SIZES: tl.constexpr):
+    """A descriptor of rows start … stop − 1 of a matrix, in tiles of COLS. Rows outside of it are read as 0."""
+    ptr, stride_row = matrix
+    ptr += tl.cast(start, tl.int64) * stride_row
+    return tl.make_tensor_descriptor(ptr, [stop - start, SIZES.D], [stride_row, 1], [SIZES.COLS, SIZES.BLOCK_D])
+
+
+@triton.jit
+def load_keys(keys, first, seen, SIZES: tl.constexpr, CUT: tl.constexpr, TMA: tl.constexpr):
+    """The tile of keys or values from `first` on, by a descriptor or by pointers."""
+    matrix, start, stop = keys
+    if TMA:
+        tile = matrix.load([first - start, 0])
+    else:
+        tile = load_tile(matrix, first, start, stop, seen, SIZES.COLS, SIZES, CUT)
+    return tile
 
 
 @triton.jit
@@ -121,130 +173,140 @@ def fold_tiles(
     first,  # tile of keys
     end,  # the tile after the last
     state,  # m, l, acc
-    queries,  # q [ROWS, BLOCK_D], rows [ROWS]: their indices
-    keys,  # k and v of the KV head as (pointer, stride of rows); start and stop of the keys that some query here sees
-    scoring,  # (T, S), scale, softcap, window
-    slope,  # · log₂ e; None without ALiBi
-    attn_mask,  # (pointer, strides of row and column); None without a mask
-    dropout,  # seed, threshold, number of the head among all, first row; None without dropout
-    D: tl.constexpr,
-    COLS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    queries,  # q [ROWS, BLOCK_D], the index of the first; T and S
+    keys,  # k and v as (pointer, stride of rows) or descriptors; start and stop of the keys that some query here sees
+    scoring,  # `Scoring` of the head
+    window,  # None if no key of these tiles lies before a window
+    dropout,  # `Dropout`, or None
+    number,  # of the head among all heads of all sequences
+    SIZES: tl.constexpr,
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
+    SCALE_FIRST: tl.constexpr,
+    TMA: tl.constexpr,
 ):
     """(m, l, acc) after the tiles first … end − 1 of keys."""
     m, l, acc = state
-    q, rows = queries
+    q, first_row, T, S = queries
     k_matrix, v_matrix, start, stop = keys
-    sizes, scale, softcap, window = scoring
-    BLOCK_D: tl.constexpr = q.shape[1]
+    ROWS: tl.constexpr = SIZES.ROWS
+    COLS: tl.constexpr = SIZES.COLS
+    rows, col = first_row + tl.arange(0, ROWS), tl.arange(0, COLS)
     for j in range(first, end):
-        cols = j * COLS + tl.arange(0, COLS)
-        seen, mask = None, None
+        first_col, some = j * COLS, None
+        cols = first_col + col
+        if scoring.attn_mask is not None:
+            seen = visible(rows[:, None], cols[None, :], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
+            some = tl.max(seen.to(tl.int32), axis=0) > 0
+        k = load_keys((k_matrix, start, stop), first_col, some, SIZES, CUT, TMA)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
+        if SCALE_FIRST:
+            scores = capped(scores, scoring.scale, scoring.softcap)
+            scores = biased(scores, rows[:, None], cols[None, :], (T, S), scoring.slopes)
         if CUT:
-            seen = visible(rows[:, None], cols[None, :], sizes, window, attn_mask, CAUSAL)
-            # a weight of 0 does not hide a NaN in v, so a key that no query here sees is read as 0
-            mask = tl.max(seen.to(tl.int32), axis=0) > 0 if attn_mask is not None else (cols >= start) & (cols < stop)
-        k = load_rows(k_matrix, cols.to(tl.int64), mask, D, BLOCK_D)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
-        scores = biased(capped(products, scale, softcap), rows[:, None], cols[None, :], sizes, slope)
-        if CUT:
+            if scoring.attn_mask is None:
+                seen = seen_in_tile(col, first_col, rows, (T, S), window, SIZES.CAUSAL)
             scores = tl.where(seen, scores, float("-inf"))
-        m_new = tl.maximum(m, tl.max(scores, axis=1))
+        if SCALE_FIRST:
+            m_new = tl.maximum(m, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - finite(m_new)[:, None])  # P = exp(S − m)
+        else:  # the largest product has the largest score
+            m_new = tl.maximum(m, tl.max(scores, axis=1) * scoring.scale)
+            weights = tl.exp2(scores * scoring.scale - finite(m_new)[:, None])
         alpha = tl.exp2(m - finite(m_new))
-        weights = tl.exp2(scores - finite(m_new)[:, None])  # P = exp(S − m)
         l = l * alpha + tl.sum(weights, axis=1)
         m = m_new
         if dropout is not None:
-            seed, threshold, head, first_row = dropout
-            keep = kept(first_row, j * COLS, head, seed, threshold, rows.shape[0], COLS)
+            keep = kept(first_row, first_col, number, tl.load(dropout.seed), dropout.threshold, ROWS, COLS)
             weights = tl.where(keep, weights, 0.0)
-        v = load_rows(v_matrix, cols.to(tl.int64), mask, D, BLOCK_D)
+        v = load_keys((v_matrix, start, stop), first_col, some, SIZES, CUT, TMA)
         acc *= alpha[:, None]  # O' = exp(m − m') · O + P V
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return m, l, acc
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_heads", "group", "T", "S", "window", "threshold"])
+@triton.jit(do_not_specialize=["num_tiles", "num_heads", "group", "T", "S", "window"])
 def flash_attention_kernel(
     q,  # [B, H, T, D], as every tensor of more than one dimension: (pointer, stride of each dimension)
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
     out,  # [B, H, T, D]
     lse,  # [B · H · T] float32
-    m_ptr,  # [B · H · T] float32; this and log_l_ptr are what the backward needs, None without a gradient
-    log_l_ptr,  # [B · H · T] float32
-    slopes,  # [H] float32; None without ALiBi
-    attn_mask,  # [B, H, T, S] bytes; None without a mask
-    seed,  # [1] int64; None without dropout
-    cu_seqlens_q,  # [B + 1] int32: packed sequence b is rows cu[b] … cu[b + 1] − 1 of q [1, H, total, D]; or None
-    cu_seqlens_k,  # [B + 1] int32
-    sequences,  # [num_tiles] int32: the sequence of each tile; None if sequences are not packed
+    saved,  # `Saved`; None if no backward needs it
+    scoring,  # `Scoring`, this and the following from kernels/arguments.py
+    dropout,  # `Dropout`, or None
+    packed,  # `Packed`, or None
     num_tiles,
     num_heads,
     group,  # query heads per KV head
     T,  # if packed: of all sequences together
     S,
-    scale,  # · log₂ e; with a softcap: the scale of the tanh's argument
-    softcap,  # · log₂ e; None without a softcap
     window,  # None without a window
-    threshold,  # a weight is kept if its 16-bit draw is at least this
-    growth,  # factor of the weights that are kept
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # the next power of two from D on
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    SIZES: tl.constexpr,  # `Sizes`
+    SCALE_FIRST: tl.constexpr,  # False: scale > 0, and there is no softcap and no slope
+    TMA: tl.constexpr,  # whether k and v are read by descriptors
 ):
     """out, lse = attention(q, k, v, …, return_lse=True) with every option. Grid (num_tiles · H · B).
 
     Steps from `flash_forward_kernel`:
     1. Skip: tiles of keys that the mask hides from all queries are not visited. The others are three ranges: tiles
        that the window cuts, whole tiles, tiles that the diagonal or the end cuts. Only cut tiles pay for a mask.
-    2. Order: with a causal mask the longest tiles of queries start first.
-    3. Options: softcap, ALiBi, a mask in memory, dropout. An option that is None costs nothing.
-    4. Packed sequences: a tile finds its sequence in a list, and the sequence's rows in cu_seqlens (sums of lengths).
-    5. Backward: m and log₂ l are stored apart if a gradient is needed.
+    2. Scale: the maximum is that of the products, and the scale is in the exponent, 2^(s · scale − m).
+    3. Order: with a causal mask the longest tiles of queries start first.
+    4. Options: softcap, ALiBi, a mask in memory, dropout. An option that is None costs nothing.
+    5. Packed sequences: a tile finds its sequence in a list, and the sequence's rows in cu_seqlens (sums of lengths).
+    6. Backward: m and log₂ l are stored apart if a gradient is needed.
+    7. From sm_90 on, the tensor memory accelerator reads whole tiles of k and v.
     """
     pid, total = tl.program_id(0), T
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads
-    tile, segment = segment_of(tile, batch, sequences, cu_seqlens_q, cu_seqlens_q, cu_seqlens_k, T, S, ROWS)
+    tile, segment = segment_of_queries(tile, batch, packed, T, S, SIZES.ROWS)
     _, sequence, first_q, first_k, T, S = segment
-    if sequences is not None:
-        if tile * ROWS >= T:  # a sequence may have one tile too many
+    if packed is not None:
+        if tile * SIZES.ROWS >= T:  # a sequence may have one tile too many
             return
-    elif CAUSAL:
+    elif SIZES.CAUSAL:
         tile = num_tiles - 1 - tile
-    slope = tl.load(slopes + head) * LOG2_E if slopes is not None else None
-    dropout = (tl.load(seed), threshold, sequence * num_heads + head, tile * ROWS) if seed is not None else None
-    mask = mask_of_head(attn_mask, batch, head) if attn_mask is not None else None
-    scoring = ((T, S), scale, softcap, window)
+    scoring, number = of_head(scoring, batch, head), sequence * num_heads + head
+    first_row = tile * SIZES.ROWS
+    rows = first_row + tl.arange(0, SIZES.ROWS)
+    q_matrix = matrix_of_head(q, batch, head, first_q)
+    queries = (load_rows(q_matrix, rows.to(tl.int64), rows < T, SIZES.D, SIZES.BLOCK_D), first_row, T, S)
 
-    rows = tile * ROWS + tl.arange(0, ROWS)
-    queries = (load_rows(matrix_of_head(q, batch, head, first_q), rows.to(tl.int64), rows < T, D, BLOCK_D), rows)
-    last_row = tl.minimum(tile * ROWS + ROWS, T) - 1
-    start, stop, whole_start, whole_stop = key_range(tile * ROWS, last_row, (T, S), window, CAUSAL)
+    last_row = tl.minimum(first_row + SIZES.ROWS, T) - 1
+    start, stop, whole_start, whole_stop = key_range(first_row, last_row, (T, S), window, SIZES.CAUSAL)
     k_matrix = matrix_of_head(k, batch, head // group, first_k)
-    keys = (k_matrix, matrix_of_head(v, batch, head // group, first_k), start, stop)
-    first, end = start // COLS, tl.cdiv(stop, COLS)
-    state = empty(ROWS, BLOCK_D)
-    if attn_mask is None:  # a mask in memory may cut any tile
-        whole = tl.minimum(tl.cdiv(whole_start, COLS), end)
+    v_matrix = matrix_of_head(v, batch, head // group, first_k)
+    if TMA:
+        keys = (described(k_matrix, start, stop, SIZES), described(v_matrix, start, stop, SIZES), start, stop)
+    else:
+        keys = (k_matrix, v_matrix, start, stop)
+    first, end = start // SIZES.COLS, tl.cdiv(stop, SIZES.COLS)
+    state = empty(SIZES.ROWS, SIZES.BLOCK_D)
+    if scoring.attn_mask is None:  # a mask in memory may cut any tile
+        whole = tl.minimum(tl.cdiv(whole_start, SIZES.COLS), end)
         if window is not None:
-            state = fold_tiles(first, whole, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, True)
-        first = tl.maximum(whole_stop // COLS, whole)
-        state = fold_tiles(whole, first, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, False)
-    state = fold_tiles(first, end, state, queries, keys, scoring, slope, mask, dropout, D, COLS, CAUSAL, True)
+            state = fold_tiles(
+                first, whole, state, queries, keys, scoring, window, dropout, number, SIZES, True, SCALE_FIRST, TMA
+            )
+        first = tl.maximum(whole_stop // SIZES.COLS, whole)
+        state = fold_tiles(
+            whole, first, state, queries, keys, scoring, None, dropout, number, SIZES, False, SCALE_FIRST, TMA
+        )
+        window = None
+    state = fold_tiles(
+        first, end, state, queries, keys, scoring, window, dropout, number, SIZES, True, SCALE_FIRST, TMA
+    )
 
     m, l, acc = state
     out_tile, lse_tile = output(m * LN_2, l, acc)
     if dropout is not None:
-        out_tile *= growth
-    store_rows(matrix_of_head(out, batch, head, first_q), rows.to(tl.int64), out_tile, rows < T, D, BLOCK_D)
+        out_tile *= dropout.growth
+    out_matrix = matrix_of_head(out, batch, head, first_q)
+    store_rows(out_matrix, rows, out_tile, rows < T, SIZES.D, SIZES.BLOCK_D)
     numbers = (batch * num_heads + head).to(tl.int64) * total + first_q + rows  # where one number per query is
     tl.store(lse + numbers, lse_tile, mask=rows < T)
-    if m_ptr is not None:
+    if saved is not None:
         # A query that sees no key gets log₂ l = +∞, so that the backward computes 2^(score − m − log₂ l) = 0.
         log_l = tl.where(l == 0.0, float("inf"), tl.log2(tl.where(l == 0.0, 1.0, l)))
-        tl.store(m_ptr + numbers, finite(m), mask=rows < T)
-        tl.store(log_l_ptr + numbers, log_l, mask=rows < T)
+        tl.store(saved.m + numbers, finite(m), mask=rows < T)
+        tl.store(saved.log_l + numbers, log_l, mask=rows < T)

@@ -14,7 +14,8 @@ products instead of five: S and dP are computed twice. The paper adds to dQ in m
 import triton
 import triton.language as tl
 
-from pagewise.kernels.flash_attention import load_rows, matrix_of_head, segment_of, store_rows
+from pagewise.kernels.arguments import Scoring
+from pagewise.kernels.flash_attention import load_rows, matrix_of_head, segment_of_keys, segment_of_queries, store_rows
 from pagewise.kernels.flash_attention_gradients import store_gradient_of_keys, store_gradient_of_queries
 from pagewise.kernels.scores import LOG2_E, visible
 
@@ -64,9 +65,10 @@ def flash_dq_kernel(
 def flash_attention_delta_kernel(
     out,  # [B, H, T, D], as every tensor of four dimensions: (pointer, strides of batch, head, row and column)
     d_out,  # [B, H, T, D]
-    lse,  # [B · H · T] float32, as the following two
+    lse,  # [B · H · T] float32, as the following three
     d_lse,
     delta,
+    m,  # lse · log₂ e, and +∞ for a query that sees no key; None if the forward has saved m
     num_heads,
     T,
     D: tl.constexpr,
@@ -81,29 +83,61 @@ def flash_attention_delta_kernel(
     d_out_tile = load_rows(matrix_of_head(d_out, batch, head, 0), rows, rows < T, D, BLOCK_D).to(tl.float32)
     numbers = (pid // num_tiles).to(tl.int64) * T + rows
     delta_tile = tl.sum(out_tile * d_out_tile, axis=1) - tl.load(d_lse + numbers, mask=rows < T, other=0.0)
-    sees = tl.load(lse + numbers, mask=rows < T, other=0.0) != float("-inf")
+    lse_tile = tl.load(lse + numbers, mask=rows < T, other=0.0)
+    sees = lse_tile != float("-inf")
     tl.store(delta + numbers, tl.where(sees, delta_tile, 0.0), mask=rows < T)
+    if m is not None:
+        tl.store(m + numbers, tl.where(sees, lse_tile * LOG2_E, float("inf")), mask=rows < T)
 
 
-SIZES = ["num_key_tiles", "num_query_tiles", "batch_size", "num_heads", "group", "splits", "T", "S"]
+@triton.jit
+def store_gradients(
+    inputs,  # q, k, v, d_out
+    outputs,  # dq, dk, dv
+    saved,
+    scoring,
+    window,
+    dropout,
+    packed,
+    counts,  # tiles of keys, tiles of queries, batches, query heads, query heads per KV head, splits
+    T,
+    S,
+    KEY_SIZES: tl.constexpr,
+    QUERY_SIZES: tl.constexpr,
+):
+    """Store the gradients that this program owns: of a tile of keys, or of a tile of queries."""
+    num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits = counts
+    dq, dk, dv = outputs
+    pid, num_kv_heads = tl.program_id(0), num_heads // group
+    num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
+    saved = (saved, T)
+    if pid < num_key_programs:
+        tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
+        split_and_batch = pid // num_key_tiles // num_kv_heads
+        split, batch = split_and_batch // batch_size, split_and_batch % batch_size
+        tile, segment = segment_of_keys(tile, batch, packed, T, S, KEY_SIZES.COLS)
+        of_kv_head = (kv_head, kv_head * group + split * (group // splits), group // splits, num_heads)
+        of_keys = (dk, dv, split_and_batch)
+        store_gradient_of_keys(of_keys, tile, of_kv_head, segment, inputs, saved, scoring, window, dropout, KEY_SIZES)
+    else:
+        pid -= num_key_programs
+        tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
+        batch = pid // num_query_tiles // num_heads
+        tile, segment = segment_of_queries(tile, batch, packed, T, S, QUERY_SIZES.ROWS)
+        heads = (head, head // group, num_heads)
+        store_gradient_of_queries(dq, tile, heads, segment, inputs, saved, scoring, window, dropout, QUERY_SIZES)
 
 
-@triton.jit(do_not_specialize=[*SIZES, "window", "threshold"])
+COUNTS = ["num_key_tiles", "num_query_tiles", "batch_size", "num_heads", "group", "splits", "T", "S"]
+
+
+@triton.jit(do_not_specialize=COUNTS)
 def flash_attention_backward_kernel(
     q,  # [B, H, T, D], as every tensor of more than one dimension: (pointer, stride of each dimension)
     k,  # [B, Hkv, S, D]
     v,  # [B, Hkv, S, D]
     d_out,  # [B, H, T, D]
-    m_ptr,  # [B · H · T] float32; this and log₂ l as the forward stored them
-    log_l_ptr,  # [B · H · T] float32
-    delta,  # [B · H · T] float32
-    slopes,  # [H] float32; this to cu_seqlens_k, and scale to growth: as in the forward
-    attn_mask,
-    seed,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    key_sequences,  # [num_key_tiles] int32: the sequence of each tile of keys; None if sequences are not packed
-    query_sequences,  # [num_query_tiles] int32
+    saved,  # `Saved`
     dq,  # [B, H, T, D]
     dk,  # [splits · B, Hkv, S, D], float32 if splits > 1
     dv,  # [splits · B, Hkv, S, D]
@@ -115,51 +149,49 @@ def flash_attention_backward_kernel(
     splits,  # of the query heads of a KV head; each has sums of its own. A divisor of group
     T,
     S,
-    scale,
-    softcap,
-    window,
-    threshold,
-    growth,
-    plain_scale,  # the factor of q · k
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    KEY_ROWS: tl.constexpr,  # tiles of the programs that own keys
-    KEY_COLS: tl.constexpr,
-    QUERY_ROWS: tl.constexpr,  # tiles of the programs that own queries
-    QUERY_COLS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    scale,  # · log₂ e
+    KEY_SIZES: tl.constexpr,  # `Sizes` of the programs that own keys
+    QUERY_SIZES: tl.constexpr,  # `Sizes` of the programs that own queries
 ):
-    """dQ, dK and dV with every option. Grid (splits · B · Hkv · num_key_tiles + B · H · num_query_tiles).
+    """dQ, dK and dV, causal or not. Grid (splits · B · Hkv · num_key_tiles + B · H · num_query_tiles).
 
     Steps from `flash_dq_kernel`:
     1. dK and dV: the first programs own tiles of keys. They sum over the query heads of a group, so they take longest.
-    2. Skip: tiles that the mask hides are not visited.
-    3. Saved: m and log₂ l instead of lse, because their sum would round away what large scores differ by.
-    4. Options and packed sequences, as in the forward.
+    2. Skip: tiles that the mask hides are not visited, and only tiles that it cuts pay for it.
+    3. Saved: in float32 m and log₂ l instead of lse, because their sum would round away what large scores differ by.
     """
-    pid, num_kv_heads = tl.program_id(0), num_heads // group
-    num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
-    scoring = (scale, softcap, slopes, window, attn_mask)
-    dropout = (tl.load(seed), threshold, growth, num_heads) if seed is not None else None
-    inputs, saved = (q, k, v, d_out), (m_ptr, log_l_ptr, delta, num_heads, T)
-    if pid < num_key_programs:
-        tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
-        split_and_batch = pid // num_key_tiles // num_kv_heads
-        split, batch = split_and_batch // batch_size, split_and_batch % batch_size
-        tile, segment = segment_of(tile, batch, key_sequences, cu_seqlens_k, cu_seqlens_q, cu_seqlens_k, T, S, KEY_COLS)
-        of_kv_head = (kv_head, kv_head * group + split * (group // splits), group // splits)
-        d_kv = (dk, dv, split_and_batch, plain_scale)
-        store_gradient_of_keys(
-            d_kv, tile, of_kv_head, segment, inputs, saved, scoring, dropout, D, BLOCK_D, KEY_ROWS, KEY_COLS, CAUSAL
-        )
-    else:
-        pid -= num_key_programs
-        tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
-        batch = pid // num_query_tiles // num_heads
-        tile, segment = segment_of(
-            tile, batch, query_sequences, cu_seqlens_q, cu_seqlens_q, cu_seqlens_k, T, S, QUERY_ROWS
-        )
-        d_q, of_head = (dq, plain_scale), (head, head // group)
-        store_gradient_of_queries(
-            d_q, tile, of_head, segment, inputs, saved, scoring, dropout, D, BLOCK_D, QUERY_ROWS, QUERY_COLS, CAUSAL
-        )
+    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits)
+    scoring = Scoring(scale, None, None, None)
+    inputs, outputs = (q, k, v, d_out), (dq, dk, dv)
+    store_gradients(inputs, outputs, saved, scoring, None, None, None, counts, T, S, KEY_SIZES, QUERY_SIZES)
+
+
+@triton.jit(do_not_specialize=[*COUNTS, "window"])
+def flash_attention_options_backward_kernel(
+    q,  # this to S, KEY_SIZES and QUERY_SIZES as in `flash_attention_backward_kernel`
+    k,
+    v,
+    d_out,
+    saved,
+    dq,
+    dk,
+    dv,
+    scoring,  # this to packed, and window, as in `flash_attention_kernel`
+    dropout,
+    packed,
+    num_key_tiles,  # if packed: of all sequences together, as num_query_tiles, T and S
+    num_query_tiles,
+    batch_size,
+    num_heads,
+    group,
+    splits,
+    T,
+    S,
+    window,
+    KEY_SIZES: tl.constexpr,
+    QUERY_SIZES: tl.constexpr,
+):
+    """The same as `flash_attention_backward_kernel`, with every option and for packed sequences."""
+    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits)
+    inputs, outputs = (q, k, v, d_out), (dq, dk, dv)
+    store_gradients(inputs, outputs, saved, scoring, window, dropout, packed, counts, T, S, KEY_SIZES, QUERY_SIZES)

@@ -8,6 +8,8 @@ in units of log 2, so that a weight is 2 to the power of (score − m).
 import triton
 import triton.language as tl
 
+from pagewise.kernels.arguments import Scoring
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -56,14 +58,34 @@ def key_range(first_row, last_row, sizes, window, CAUSAL: tl.constexpr):
 
 @triton.jit
 def query_range(first_col, last_col, sizes, window, CAUSAL: tl.constexpr):
-    """(start, stop) of the queries that see some of these keys."""
+    """Ranges (start, stop) of queries: first those that see some of these keys, then those that see all of them."""
     T, S = sizes
-    start, stop = 0, T
+    start, stop, whole_start, whole_stop = 0, T, 0, T
     if CAUSAL:
         start = tl.minimum(T, tl.maximum(0, first_col - (S - T)))
+        whole_start = tl.minimum(T, tl.maximum(0, last_col - (S - T)))
     if window is not None:
         stop = tl.maximum(start, tl.minimum(T, last_col + window - (S - T)))
-    return start, stop
+        whole_stop = tl.maximum(start, tl.minimum(T, first_col + window - (S - T)))
+    return start, stop, whole_start, whole_stop
+
+
+@triton.jit
+def seen_in_tile(col, first_col, rows, sizes, window, CAUSAL: tl.constexpr):
+    """Whether each query sees keys first_col + col, [rows, col]. A query beyond T may see anything.
+
+    Each query is compared with constants, after its products: computed before them, the answers would not fit the
+    registers of a GPU that hold truth values.
+    """
+    T, S = sizes
+    if CAUSAL:
+        last = (rows + (S - T) - first_col)[:, None]  # the last key that a query sees
+        seen = col[None, :] <= last
+        if window is not None:
+            seen &= col[None, :] > last - window
+    else:
+        seen = (col < S - first_col)[None, :]
+    return seen
 
 
 @triton.jit
@@ -71,6 +93,17 @@ def mask_of_head(attn_mask, batch, head):
     """The matrix (pointer, stride of rows, stride of columns) of one head's mask."""
     ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
     return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head, stride_row, stride_col
+
+
+@triton.jit
+def of_head(scoring, batch, head):
+    """The `Scoring` of one head: slope · log₂ e in the place of slopes, the head's matrix in that of the mask."""
+    slope, matrix = None, None
+    if scoring.slopes is not None:
+        slope = tl.load(scoring.slopes + head) * LOG2_E
+    if scoring.attn_mask is not None:
+        matrix = mask_of_head(scoring.attn_mask, batch, head)
+    return Scoring(scoring.scale, scoring.softcap, slope, matrix)
 
 
 @triton.jit
@@ -99,4 +132,4 @@ def kept(first_row, first_col, head, seed, threshold, ROWS: tl.constexpr, COLS: 
     w0, w1, w2, w3 = tl.philox(seed, row, group, head, tl.zeros_like(row))
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [..., 2, 2]: w0 w1 w2 w3
     draws = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(draws, [ROWS, COLS]).to(tl.int32) >= threshold
+    return tl.reshape(draws, [ROWS, COLS]).to(tl.int32) >= tl.cast(threshold, tl.int32)

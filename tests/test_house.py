@@ -43,6 +43,7 @@ SHARED = {
     "float8": "paged_blocks",
     "scores": "paged_attention",
     "decode": "paged_attention",
+    "arguments": "paged_attention",
 }
 OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without the name of their idea
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -293,8 +294,9 @@ LIMITS = {
     "decode_attention_kernel": (20, None),
     "merge_items_kernel": (20, None),
     "work_plan_kernel": (20, None),
-    "flash_attention_kernel": (34, None),
-    "flash_attention_backward_kernel": (40, None),
+    "flash_attention_kernel": (20, None),
+    "flash_attention_backward_kernel": (24, None),
+    "flash_attention_options_backward_kernel": (24, None),
     "unified_max_attention_kernel": (20, None),
     "lazy_rescale_kernel": (20, None),
 }

@@ -29,13 +29,16 @@ def constants(q, causal):
 
 
 def forward(q, k, v, causal):
+    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    launch_forward(q, k, v, out, lse, causal)
+    return out, lse
+
+
+def launch_forward(q, k, v, out, lse, causal):
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    out, lse = torch.empty_like(q), q.new_empty(B, H, T, dtype=torch.float32)
-    sizes = (H // Hkv, T, S, D**-0.5)
-    outputs = (out, lse)
-    launch(
-        flash_forward_kernel, (cdiv(T, ROWS), H, B), q, k, v, out, lse, *sizes, outputs=outputs, **constants(q, causal)
-    )
+    sizes = {"group": H // Hkv, "T": T, "S": S, "scale": D**-0.5}
+    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    launch(flash_forward_kernel, (cdiv(T, ROWS), H, B), **tensors, **sizes, **constants(q, causal), outputs=(out, lse))
     return out, lse
 
 
@@ -61,11 +64,14 @@ def test_dq_is_as_accurate_as_naive(T, S, D, heads, causal, dtype, kernel_device
     gradients = d_out, d_lse = random_gradients(q, of_lse=8 if S > 1 else 64)
     (B, H, _, _), Hkv = q.shape, k.shape[1]
     out, lse = (x.contiguous() for x in forward(q, k, v, causal))
-    delta, dq, rows = torch.empty_like(lse), torch.empty_like(q), (lse.view(-1), d_lse.reshape(-1))
-    of_delta = {"D": D, "BLOCK_D": padded(D), "ROWS": 32}
-    launch(flash_attention_delta_kernel, (cdiv(T, 32) * H * B,), out, d_out, *rows, delta.view(-1), H, T, **of_delta)
-    arguments = (q, k, v, d_out, rows[0], delta.view(-1), dq, H // Hkv, T, S, D**-0.5)
-    launch(flash_dq_kernel, (cdiv(T, ROWS), H, B), *arguments, outputs=(dq,), **constants(q, causal))
+    lse, dq = lse.view(-1), torch.empty_like(q)
+    delta = torch.empty_like(lse)
+    rows = {"lse": lse, "d_lse": d_lse.reshape(-1), "delta": delta, "m": None}
+    of_delta = {"num_heads": H, "T": T, "D": D, "BLOCK_D": padded(D), "ROWS": 32}
+    launch(flash_attention_delta_kernel, (cdiv(T, 32) * H * B,), out=out, d_out=d_out, **rows, **of_delta)
+    tensors = {"q": q, "k": k, "v": v, "d_out": d_out, "lse": lse, "delta": delta, "dq": dq}
+    sizes = {"group": H // Hkv, "T": T, "S": S, "scale": D**-0.5}
+    launch(flash_dq_kernel, (cdiv(T, ROWS), H, B), **tensors, **sizes, **constants(q, causal), outputs=(dq,))
     exact, in_dtype = (
         with_gradients(lambda *qkv: naive(*qkv, {"causal": causal}), *tensors, *gradients)[1][0]
         for tensors in ([x.double() for x in (q, k, v)], (q, k, v))
@@ -78,3 +84,27 @@ def test_a_key_that_no_query_sees_adds_nothing(kernel_device):
     q, k, v = torch.full((1, 1, 3, 16), 30.0), -torch.ones(1, 1, 5, 16), torch.randn(1, 1, 5, 16)
     out, _ = forward(*(x.to(kernel_device) for x in (q, k, v)), False)
     torch.testing.assert_close(out.cpu(), v.mean(dim=2, keepdim=True).expand_as(out))
+
+
+def test_heads_beyond_32_bits(kernel_device):
+    """Every tensor's third head begins 2³¹ elements after its first."""
+    near = random_qkv(5, 7, 16, (3, 3), 1, torch.float16, kernel_device)
+    q, k, v = (heads_apart(x) for x in near)
+    out, lse = heads_apart(torch.zeros_like(near[0])), heads_apart(torch.zeros(1, 3, 5, 1)).squeeze(-1)
+    launch_forward(q, k, v, out, lse, causal=True)
+    expected = forward(*near, causal=True)
+    assert out.equal(expected[0])
+    assert lse.equal(expected[1])
+    rows = {"lse": expected[1].view(-1), "delta": torch.rand(15, device=kernel_device)}
+    sizes = {"group": 1, "T": 5, "S": 7, "scale": 0.25, **constants(q, True)}
+    gradients = torch.empty_like(near[0]), heads_apart(torch.zeros_like(near[0]))
+    for tensors, dq in zip((near, (q, k, v)), gradients, strict=True):
+        of_heads = dict(zip("qkv", tensors, strict=True)) | {"d_out": tensors[0], "dq": dq}
+        launch(flash_dq_kernel, (1, 3, 1), **of_heads, **rows, **sizes, outputs=(dq,))
+    assert gradients[1].equal(gradients[0])
+
+
+def heads_apart(x):
+    """x with its heads 2³⁰ elements apart: only the rows are touched."""
+    room = torch.empty(x.shape[1] * 2**30, dtype=x.dtype, device=x.device)
+    return room.as_strided(x.shape, (0, 2**30, x.shape[3], 1)).copy_(x)

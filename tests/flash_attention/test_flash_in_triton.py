@@ -12,7 +12,7 @@ import torch
 from covering import all_cases, covering, is_full, label
 from flash_cases import KINDS, as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, tuning
+from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, measure_tiles, tuning
 from pagewise.flash_attention.ops import FlashInputs, outputs
 from pagewise.naive_attention import attention
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
@@ -210,6 +210,115 @@ def test_offsets_beyond_32_bits(kernel_device):
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
+def heads_apart(x, stride):
+    """x [1, heads, rows, D] with its heads `stride` elements apart: only the rows are touched."""
+    room = torch.empty(x.shape[1] * stride, dtype=x.dtype, device=x.device)
+    return room.as_strided(x.shape, (0, stride, x.shape[3], 1)).copy_(x)
+
+
+def test_heads_beyond_32_bits(kernel_device):
+    """The third head of each tensor begins 2³¹ elements after the first."""
+    tensors = random_qkv(5, 7, 16, (3, 3), 1, torch.float16, kernel_device)
+    q, k, v = (heads_apart(x, 2**30) for x in tensors)
+    assert_matches_naive(in_kernels({"causal": True}), q, k, v, {"causal": True})
+
+
+def test_gradients_of_rows_beyond_32_bits(kernel_device, monkeypatch):
+    """A gradient may lie like a tensor that is too large for this test: rows 2²⁶ elements apart."""
+
+    def rows_apart(x):
+        rows, D = x.shape[2:]
+        room = torch.empty(rows * 2**26, dtype=x.dtype, device=x.device)
+        return room.as_strided(x.shape, (0, D, 2**26, 1))
+
+    q, k, v = random_qkv(40, 40, 16, (1, 1), 1, torch.float32, kernel_device)
+    inputs, gradients = inputs_of(q, k, v, causal=True), random_gradients(q)
+    results = forward(inputs)
+    expected = in_triton.backward(inputs, *gradients, *results)
+    monkeypatch.setattr(in_triton, "empty_like", rows_apart)
+    assert all(map(torch.equal, in_triton.backward(inputs, *gradients, *results), expected))
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-30, 5.0])
+@pytest.mark.parametrize("kind", ["causal", "plain", "alibi"])
+def test_any_scale(kind, scale, kernel_device):
+    """The largest product has the largest score only if the scale is positive; some queries see no key."""
+    q, k, v = random_qkv(37, 23, 16, (2, 1), 1, torch.float32, kernel_device)
+    options = options_of(kind, *q.shape[:3], k.shape[2], kernel_device) | {"causal": kind != "plain", "scale": scale}
+    assert_matches_naive(in_kernels(options), q, k, v, options)
+
+
+# ------------------------------------------------------------------------------------------ descriptors, from sm_90 on
+
+
+@pytest.fixture
+def by_descriptors(monkeypatch):
+    """Let the interpreter launch as on an H100. It checks what a descriptor needs. Returns whether each launch did."""
+    launched, launch = [], in_triton.launch
+
+    def watched(kernel, *grid, **arguments):
+        launched.append(arguments.get("TMA"))
+        launch(kernel, *grid, **arguments)
+
+    monkeypatch.setattr(in_triton, "architecture", lambda device: Architecture(90, SHARED_BYTES[90], 132))
+    monkeypatch.setattr(in_triton, "launch", watched)
+    return launched
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "window", "softcap", "dropout", "mask"])
+@pytest.mark.parametrize(("T", "S", "D"), [(35, 77, 16), (70, 33, 40), (1, 130, 16)])
+def test_descriptors_read_what_pointers_read(kind, T, S, D, kernel_device, monkeypatch, by_descriptors):
+    tiled(monkeypatch, 16, 32)
+    q, k, v = random_qkv(T, S, D, (4, 2), 2, torch.float16, kernel_device)
+    options = options_of(kind, *q.shape[:3], S, kernel_device)
+    out, lse = in_kernels(options)(q, k, v)
+    assert by_descriptors == [kind != "mask"]
+    monkeypatch.setattr(in_triton, "takes_tma", lambda x: False)
+    for got, expected in zip((out, lse), in_kernels(options)(q, k, v), strict=True):
+        assert torch.equal(got, expected)
+    assert by_descriptors == [kind != "mask", False]
+
+
+@pytest.mark.parametrize("tma", [False, True])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 20}], ids=str)
+def test_nan_in_keys_that_a_tile_does_not_see_stays_out(options, tma, kernel_device, monkeypatch, by_descriptors):
+    """Tile after tile of queries: the keys before and after those that it sees are NaN, and so are those beyond S."""
+    tiled(monkeypatch, 16, 32)
+    T, S = 40, 71
+    q, k, v = random_qkv(T, S + 9, 16, (1, 1), 1, torch.float16, kernel_device)
+    q, seen = q[:, :, :T], torch.ones(T, S, dtype=torch.bool, device=kernel_device)
+    if options:
+        seen = seen.tril(S - T).triu(S - T + 1 - options.get("window", S))
+    monkeypatch.setattr(in_triton, "takes_tma", lambda x: tma)
+    expected = in_kernels(options)(q, k[:, :, :S], v[:, :, :S])
+    for first in range(0, T, 16):
+        rows = slice(first, first + 16)
+        unseen = torch.ones(S + 9, dtype=torch.bool, device=kernel_device)
+        unseen[:S] = ~seen[rows].any(dim=0)
+        poisoned = (x.masked_fill(unseen[:, None], math.nan)[:, :, :S] for x in (k, v))
+        for got, right in zip(in_kernels(options)(q, *poisoned), expected, strict=True):
+            assert torch.equal(got[:, :, rows], right[:, :, rows])
+    assert set(by_descriptors) == {tma}
+
+
+def test_descriptors_are_used_where_all_rows_are_aligned(by_descriptors, kernel_device):
+    """Bases and strides at multiples of 16 bytes. The interpreter refuses a descriptor of anything else."""
+    room = torch.randn(2, 2, 40, 32, generator=torch.Generator().manual_seed(0)).to(kernel_device, torch.float16)
+    q = room[..., :16].contiguous()
+    for view, takes in (
+        (room[..., :16], True),
+        (room[..., 8:24], True),
+        (room[..., 4:20], False),  # base
+        (room.view(-1)[:2418].as_strided((2, 2, 30, 16), (1200, 600, 20, 1)), False),  # rows
+        (room.view(-1)[:2418].as_strided((2, 2, 30, 16), (1204, 600, 16, 1)), False),  # batches
+        (room.view(-1)[:2418].as_strided((2, 2, 30, 16), (1200, 604, 16, 1)), False),  # heads
+    ):
+        for k, v in ((view, view.contiguous()), (view.contiguous(), view)):
+            out = flash_attention(q, k, v, backend="triton")
+            torch.testing.assert_close(out, attention(q, k, v), rtol=1e-2, atol=1e-3)
+            assert by_descriptors.pop() == takes
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_gradients_with_large_scores_in_float32(seed, kernel_device):
     """The backward's weights add up to 1 only if its scores are rounded as the forward rounded them."""
@@ -259,43 +368,30 @@ def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
 # ------------------------------------------------------------------------------------------------ tuning
 
 
-def test_large_launches_take_the_fastest_tiles(kernel_device, monkeypatch):
-    """A clock times each choice once per dtype and set of options. The fastest is kept, and what it writes is right."""
-    import triton.testing
+def test_tiles_are_the_first_of_the_list_until_they_are_measured(monkeypatch):
+    """No clock decides unless the user asks, so that equal inputs give equal bits in every process."""
+    monkeypatch.setattr(tuning, "_measured", {})
+    q, gpu = torch.zeros(1, 1, 4, 100, dtype=torch.float16), Architecture(80, SHARED_BYTES[80], 108)
+    listed = tuning.forward_tiles(128, 2, gpu, heavy=False)
+    assert len(listed) > 2
+    assert tuning.tiles_for("forward", q, gpu, False) == listed[0]
+    times, tried = iter([3.0, 1.0, 2.0, *listed]), []
 
-    choices, timed = (tuning.Tiles(16, 32, 4, 1), tuning.Tiles(32, 16, 4, 1)), []
+    def seconds():
+        tried.append(tuning.tiles_for("forward", q, gpu, False))
+        return next(times) if len(tried) < 4 else 9.0
 
-    def clock(run):
-        run()
-        timed.append(len(timed))
-        return 1.0 / len(timed)  # the last is the fastest
+    assert tuning.measure("forward", q, gpu, False, seconds) == listed[1]
+    assert tried == [*listed]
+    assert tuning.tiles_for("forward", q, gpu, False) == listed[1]
+    for other in (("backward", q, gpu, False), ("forward", q.float(), gpu, False), ("forward", q, gpu, True)):
+        assert tuning.tiles_for(*other) == tuning.choices(*other)[0]
 
-    monkeypatch.setattr(tuning, "forward_tiles", lambda *gpu, heavy: choices)
-    monkeypatch.setattr(tuning, "triton_mode", lambda: "compiled")
-    monkeypatch.setattr(tuning, "WORTH_TIMING", 1000)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(triton.testing, "do_bench", clock)
-    q, k, v = random_qkv(40, 50, 16, (2, 1), 1, torch.float32, kernel_device)
-    for _ in range(2):
-        out, *_ = forward(inputs_of(q, k, v, causal=True))
-        torch.testing.assert_close(out, attention(q, k, v, causal=True), rtol=1e-5, atol=1e-5)
-        assert timed == [0, 1]
-    launched = []
-    assert tuning.fastest(choices, 2000, "of no kernel", launched.append) == choices[1]
-    assert launched == [*choices]
-    assert timed == [*range(4)]
-    forward(inputs_of(*random_qkv(4, 5, 16, (1, 1), 1, torch.float32, kernel_device)))  # too small to be timed
-    assert timed == [*range(4)]
-    for others in (inputs_of(q, k, v), inputs_of(q.half(), k.half(), v.half(), causal=True)):
-        forward(others)
-    assert timed == [*range(8)]
-    # a captured launch is not timed, and takes the tiles that an equal launch has taken before
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    forward(inputs_of(q, k, v, dropout_p=0.5, dropout_seed=1))
-    assert timed == [*range(8)]
-    before = out
-    out, *_ = forward(inputs_of(q, k, v, causal=True))
-    assert out.equal(before)
+
+def test_tiles_are_measured_on_a_gpu_only():
+    q = torch.zeros(1, 1, 4, 16)
+    with pytest.raises(ValueError, match="measure_tiles times kernels on a GPU, got q on cpu"):
+        measure_tiles(q, q, q, causal=True)
 
 
 @pytest.mark.parametrize("sm", SHARED_BYTES)

@@ -1,6 +1,6 @@
 """FlashAttention: exact attention whose scores never leave the chip, forward and backward (lesson 6).
 
-attention   the public functions `flash_attention` and, for packed sequences, `flash_attention_varlen`
+attention   the public functions `flash_attention` and, for packed sequences, `flash_attention_varlen`; `measure_tiles`
 ops         the custom ops that they call, and the one value that they pass on
 in_torch    FlashAttention-2's loops
 in_triton   the Triton kernels, forward and backward; `tuning` chooses their tiles
@@ -12,7 +12,7 @@ in_transformers   `register_attention`: the same under Hugging Face's models
 """
 
 from pagewise.flash_attention import counted
-from pagewise.flash_attention.attention import flash_attention, flash_attention_varlen
+from pagewise.flash_attention.attention import flash_attention, flash_attention_varlen, measure_tiles
 from pagewise.flash_attention.dropout import dropout_mask
 from pagewise.flash_attention.in_transformers import register_attention
 from pagewise.flash_attention.papers import (

@@ -1,12 +1,13 @@
 """`flash_attention` and `flash_attention_varlen`: they check their arguments once and choose a backend (lesson 6)."""
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 
-from pagewise.flash_attention import in_cuda, in_triton
+from pagewise.flash_attention import in_cuda, in_triton, tuning
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.ops import NAIVE, FlashInputs, attend
 from pagewise.options import ScoreOptions
@@ -150,6 +151,39 @@ def flash_attention_varlen(
     out, lse = attend(_inputs(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
     out, lse = (x[0].transpose(0, 1) for x in (out, lse))
     return (out, lse) if return_lse else out
+
+
+def measure_tiles(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], **options: Any
+) -> dict[str, tuning.Tiles]:
+    """Time the kernels' tile sizes for such tensors on this GPU, and let this process take the fastest from now on.
+
+    Without this call the tiles of a kernel depend on the GPU, the dtype, the head size and the options only, so that
+    equal inputs give equal bits in every process.
+
+    Args:
+        options: of `flash_attention`, such as causal.
+
+    Returns:
+        The tiles of the "forward" and of the "backward" that all later calls with this dtype, this head size (rounded
+        up to a power of two) and this use of attn_mask or dropout take.
+
+    Raises:
+        ValueError: q is not on a GPU, or an argument does not fit.
+    """
+    if q.device.type != "cuda":
+        raise ValueError(f"measure_tiles times kernels on a GPU, got q on {q.device}")
+    from triton.testing import do_bench
+
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = flash_attention(*leaves, **options, backend="triton")
+    calls = {
+        "forward": lambda: flash_attention(*leaves, **options, backend="triton"),
+        "backward": lambda: torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True),
+    }
+    heavy = options.get("attn_mask") is not None or options.get("dropout_p", 0.0) > 0
+    gpu = in_triton.gpu_of(q.device)
+    return {name: tuning.measure(name, q, gpu, heavy, partial(do_bench, call)) for name, call in calls.items()}
 
 
 def triton_is_slow(q: Tensor) -> bool:

@@ -4,15 +4,13 @@ Tensors are read and written with their own strides: a transposed view [B, T, H,
 constant of the kernels, so they are compiled once per dtype, head size and set of options.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import tuning
 from pagewise.flash_attention.ops import FlashInputs, empty_like
+from pagewise.kernels.arguments import Dropout, Packed, Saved, Scoring, Sizes
 from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
@@ -47,30 +45,50 @@ gpu_of._dynamo_marked_constant = True
 
 
 def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
-    """Write (out, lse) of `flash_attention`, and in `saved` what the backward needs.
+    """Write (out, lse) of `flash_attention`, and in `saved` what the backward needs besides.
 
-    Without a gradient `saved` is empty. Otherwise it is [2, B, H, T]: the largest score m, in units of log 2, and
-    log₂ l = log₂ Σ 2^(score − m). FlashAttention's backward uses their sum, the log-sum-exp. Next to a large m the sum
-    rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴. With scores of −480 the error of a
-    float32 gradient was 2.1e-4, where naive attention's was 3.4e-6. The two numbers are therefore kept apart.
+    Without a gradient, and for 16-bit inputs, `saved` is empty. For float32 it is [2, B, H, T]: the largest score m, in
+    units of log 2, and log₂ l = log₂ Σ 2^(score − m). FlashAttention's backward uses their sum, the log-sum-exp. Next
+    to a large m the sum rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴. With scores of
+    −480 the error of a float32 gradient was 2.1e-4, where naive attention's was 3.4e-6. The two numbers are therefore
+    kept apart. In 16 bits the rounding of the weights themselves is larger.
     """
     from pagewise.kernels.flash_attention import flash_attention_kernel
 
-    B, H, T, _ = inputs.q.shape
+    (B, H, T, D), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
     if not inputs.q.numel():
         return
-    tensors = (*map(with_close_rows, inputs[:3]), out, lse.view(-1))
-    tensors += tuple(saved.flatten(1)) if saved.numel() else (None, None)
-    sizes = (H, H // inputs.k.shape[1], T, inputs.k.shape[2])
-
-    def run(tiles: tuning.Tiles) -> None:
-        num_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
-        sequences = tuning.sequence_of_each_tile(T, tiles.owned, inputs.cu_seqlens_q)
-        arguments = (*tensors, *_optional(inputs), sequences, num_tiles, *sizes, *_numbers(inputs))
-        constants = _constants(inputs, tiles) | {"ROWS": tiles.owned, "COLS": tiles.visited}
-        launch(flash_attention_kernel, (num_tiles * H * B,), *arguments, outputs=(out,), **constants)
-
-    run(_chosen_tiles(tuning.forward_tiles, inputs, run))
+    q, k, v = map(with_close_rows, inputs[:3])
+    gpu = architecture(q.device)
+    tiles = tuning.tiles_for("forward", q, gpu, inputs.is_heavy)
+    num_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
+    by_tma = inputs.attn_mask is None and gpu.sm >= 90 and takes_tma(k) and takes_tma(v)
+    launch(
+        flash_attention_kernel,
+        (num_tiles * H * B,),
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        lse=lse.view(-1),
+        saved=Saved(*saved.flatten(1), None) if saved.numel() else None,
+        scoring=scoring_of(inputs),
+        dropout=dropout_of(inputs),
+        packed=packed_of(inputs, tiles.owned, tiles.visited),
+        num_tiles=num_tiles,
+        num_heads=H,
+        group=H // Hkv,
+        T=T,
+        S=S,
+        window=window_of(inputs),
+        SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
+        SCALE_FIRST=inputs.scale <= 0.0 or inputs.softcap > 0.0 or inputs.alibi_slopes is not None,
+        TMA=by_tma,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        outputs=(out,),
+        scratch=by_tma,
+    )
 
 
 def backward(
@@ -86,40 +104,80 @@ def backward(
     """(dq, dk, dv) from the gradients of out and lse and from the results of the forward.
 
     Args:
+        saved: as the forward left it. Empty, it makes the backward work with lse, in float32 too.
         splits: how many programs share the query heads of a KV head in the sums of dK and dV, each with float32 sums
             of its own; a divisor of H / Hkv. Default: `tuning.num_splits`.
     """
-    from pagewise.kernels.flash_attention_backward import flash_attention_backward_kernel, flash_attention_delta_kernel
+    from pagewise.kernels.flash_attention_backward import (
+        flash_attention_backward_kernel,
+        flash_attention_delta_kernel,
+        flash_attention_options_backward_kernel,
+    )
 
     (B, H, T, D), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
     gradients = dq, dk, dv = tuple(map(empty_like, inputs[:3]))
     if not inputs.q.numel() or not inputs.k.numel():
         return tuple(x.zero_() for x in gradients)
     q, k, v, d_out = map(with_close_rows, (*inputs[:3], d_out))
+    gpu = architecture(q.device)
     if splits is None:
-        gpu = architecture(q.device)
         splits = tuning.num_splits(B * Hkv * cdiv(S, tuning.KEYS_PER_PROGRAM), H // Hkv, gpu.num_sms)
     if splits > 1:
         dk, dv = (x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v))
-    delta = torch.empty_like(lse)
-    rows = (out, d_out, lse.view(-1), d_lse.reshape(-1), delta.view(-1), H, T)
-    grid, constants = (cdiv(T, tuning.DELTA_ROWS) * H * B,), {"D": D, "BLOCK_D": padded(D), "ROWS": tuning.DELTA_ROWS}
-    launch(flash_attention_delta_kernel, grid, *rows, **constants, num_warps=4)
-    tensors = (q, k, v, d_out, *_m_and_log_l(saved, lse), delta.view(-1), *_optional(inputs))
-    sizes = (B, H, H // Hkv, splits, T, S)
-
-    def run(tiles: tuning.Tiles) -> None:
-        keys, queries = (S, tiles.owned, inputs.cu_seqlens_k), (T, tiles.owned, inputs.cu_seqlens_q)
-        num_key_tiles, num_query_tiles = tuning.num_tiles(*keys), tuning.num_tiles(*queries)
-        sequences = tuning.sequence_of_each_tile(*keys), tuning.sequence_of_each_tile(*queries)
-        counts = (num_key_tiles, num_query_tiles, *sizes)
-        grid = (splits * B * Hkv * num_key_tiles + B * H * num_query_tiles,)
-        arguments = (*tensors, *sequences, dq, dk, dv, *counts, *_numbers(inputs), inputs.scale)
-        constants = _constants(inputs, tiles) | {"KEY_ROWS": tiles.visited, "KEY_COLS": tiles.owned}
-        constants |= {"QUERY_ROWS": tiles.owned, "QUERY_COLS": tiles.visited}
-        launch(flash_attention_backward_kernel, grid, *arguments, outputs=(dq, dk, dv), **constants)
-
-    run(_chosen_tiles(tuning.backward_tiles, inputs, run))
+    delta = lse.new_empty(lse.numel())
+    m, log_l = saved.flatten(1) if saved.numel() else (torch.empty_like(delta), None)
+    launch(
+        flash_attention_delta_kernel,
+        (cdiv(T, tuning.DELTA_ROWS) * H * B,),
+        out=out,
+        d_out=d_out,
+        lse=lse.view(-1),
+        d_lse=d_lse.reshape(-1),
+        delta=delta,
+        m=m if log_l is None else None,
+        num_heads=H,
+        T=T,
+        D=D,
+        BLOCK_D=padded(D),
+        ROWS=tuning.DELTA_ROWS,
+        num_warps=4,
+    )
+    scoring, dropout, window = scoring_of(inputs), dropout_of(inputs), window_of(inputs)
+    tiles = tuning.tiles_for("backward", q, gpu, inputs.is_heavy)
+    packed = packed_of(inputs, tiles.owned, tiles.owned)
+    num_key_tiles = tuning.num_tiles(S, tiles.owned, inputs.cu_seqlens_k)
+    num_query_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
+    if scoring[1:] == (None, None, None) and dropout is packed is window is None:
+        kernel, options = flash_attention_backward_kernel, {"scale": scoring.scale}
+    else:
+        kernel = flash_attention_options_backward_kernel
+        options = {"scoring": scoring, "dropout": dropout, "packed": packed, "window": window}
+    launch(
+        kernel,
+        (splits * B * Hkv * num_key_tiles + B * H * num_query_tiles,),
+        q=q,
+        k=k,
+        v=v,
+        d_out=d_out,
+        saved=Saved(m, log_l, delta),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        **options,
+        num_key_tiles=num_key_tiles,
+        num_query_tiles=num_query_tiles,
+        batch_size=B,
+        num_heads=H,
+        group=H // Hkv,
+        splits=splits,
+        T=T,
+        S=S,
+        KEY_SIZES=Sizes(D, padded(D), tiles.visited, tiles.owned, inputs.causal),
+        QUERY_SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        outputs=(dq, dk, dv),
+    )
     if splits > 1:
         for x, sums in zip(gradients[1:], (dk, dv), strict=True):
             x.copy_(sums.unflatten(0, (splits, B)).sum(dim=0))
@@ -131,44 +189,39 @@ def with_close_rows(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B head
     return x if (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) < tuning.MAX_ROW_STRIDE else x.contiguous()
 
 
-def _optional(inputs: FlashInputs) -> tuple[Tensor | None, ...]:
-    """The kernels' arguments slopes, attn_mask, seed and cu_seqlens."""
-    mask = inputs.attn_mask
+def takes_tma(x: Float[Tensor, "B heads rows D"]) -> bool:
+    """Whether a tensor descriptor may describe x: each row is contiguous and begins at a multiple of 16 bytes."""
+    return x.stride(-1) == 1 and not any(
+        distance % 16 for distance in (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
+    )
+
+
+def scoring_of(inputs: FlashInputs) -> Scoring:
+    """The kernels' argument scoring."""
+    scale, softcap, mask = inputs.scale, inputs.softcap, inputs.attn_mask
     if mask is not None:
         mask = mask.expand(*inputs.q.shape[:3], inputs.k.shape[2]).view(torch.uint8)
-    return inputs.alibi_slopes, mask, inputs.dropout_seed, inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    if softcap > 0:
+        return Scoring(scale / softcap, softcap * LOG2_E, inputs.alibi_slopes, mask)
+    return Scoring(scale * LOG2_E, None, inputs.alibi_slopes, mask)
 
 
-def _numbers(inputs: FlashInputs) -> tuple[float | int | None, ...]:
-    """The kernels' arguments scale, softcap, window, threshold and growth; None for an option that is not used."""
-    scale, softcap, S = inputs.scale, inputs.softcap, inputs.k.shape[2]
-    scores = (scale / softcap, softcap * LOG2_E) if softcap > 0 else (scale * LOG2_E, None)
-    window = None if inputs.window is None else min(inputs.window, S)  # a wider one might not fit 32 bits
+def window_of(inputs: FlashInputs) -> int | None:
+    """The kernels' argument window. A window wider than the keys might not fit 32 bits."""
+    return None if inputs.window is None else min(inputs.window, inputs.k.shape[2])
+
+
+def dropout_of(inputs: FlashInputs) -> Dropout | None:
+    """The kernels' argument dropout."""
     dropout = inputs.dropout
-    return *scores, window, *((dropout.threshold, dropout.growth) if dropout.p else (None, None))
+    return Dropout(dropout.seed, float(dropout.threshold), dropout.growth) if dropout.p else None
 
 
-def _constants(inputs: FlashInputs, tiles: tuning.Tiles) -> dict[str, Any]:
-    D = inputs.q.shape[-1]
-    constants = {"D": D, "BLOCK_D": padded(D), "CAUSAL": inputs.causal}
-    return constants | {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-
-
-def _chosen_tiles(choices: Callable, inputs: FlashInputs, run: Callable[[tuning.Tiles], None]) -> tuning.Tiles:
-    """The tiles to launch with, from `tuning.forward_tiles` or `tuning.backward_tiles`."""
-    (B, H, T, D), S, q = inputs.q.shape, inputs.k.shape[2], inputs.q
-    heavy = inputs.attn_mask is not None or inputs.dropout_p > 0
-    options = (inputs.causal, *(x is None for x in (*_optional(inputs), *_numbers(inputs))))
-    tiles = choices(padded(D), q.element_size(), architecture(q.device), heavy=heavy)
-    num_sequences = B if inputs.cu_seqlens_q is None else inputs.cu_seqlens_q.numel() - 1
-    operations = 2 * B * H * T * S * D // max(1, num_sequences // B)  # packed: as if all sequences were equally long
-    return tuning.fastest(tiles, operations, (choices.__name__, q.device, q.dtype, D, *options), run)
-
-
-def _m_and_log_l(saved: Tensor, lse: Float[Tensor, "B H T"]) -> tuple[Tensor, Tensor]:
-    """m and log₂ l as the forward saved them; if it saved nothing, lse in their place."""
-    if saved.numel():
-        return tuple(saved.flatten(1))
-    sees_nothing = lse.flatten() == -torch.inf
-    m = (lse.flatten() * LOG2_E).masked_fill(sees_nothing, 0.0)
-    return m, torch.zeros_like(m).masked_fill(sees_nothing, torch.inf)
+def packed_of(inputs: FlashInputs, q_tile: int, k_tile: int) -> Packed | None:
+    """The kernels' argument packed, for tiles of these sizes."""
+    cu_seqlens_q, cu_seqlens_k = inputs.cu_seqlens_q, inputs.cu_seqlens_k
+    if cu_seqlens_q is None:
+        return None
+    q_tiles = tuning.sequence_of_each_tile(inputs.q.shape[2], q_tile, cu_seqlens_q)
+    k_tiles = tuning.sequence_of_each_tile(inputs.k.shape[2], k_tile, cu_seqlens_k)
+    return Packed(cu_seqlens_q, cu_seqlens_k, q_tiles, k_tiles)

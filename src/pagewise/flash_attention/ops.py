@@ -40,6 +40,11 @@ class FlashInputs(NamedTuple):
         return ScoreOptions(self.scale, self.causal, self.window, self.softcap, self.alibi_slopes, self.attn_mask)
 
     @property
+    def is_heavy(self) -> bool:
+        """Whether a mask in memory or dropout takes registers of its own."""
+        return self.attn_mask is not None or self.dropout_p > 0
+
+    @property
     def dropout(self) -> Dropout:
         return Dropout(self.dropout_p, self.dropout_seed)
 
@@ -65,9 +70,9 @@ def empty_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads row
 
 
 def outputs(q: Tensor, requires_grad: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty out, lse, and `saved`: what the Triton backward needs besides, [2, B, H, T] float32, or an empty tensor."""
+    """Empty out, lse, and `saved`: [2, B, H, T], which the Triton backward needs in float32, else an empty tensor."""
     lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
-    saves = requires_grad and backend == "triton"
+    saves = requires_grad and backend == "triton" and q.dtype == torch.float32
     return empty_like(q), lse, q.new_empty(2, *q.shape[:3], dtype=torch.float32) if saves else q.new_empty(0)
 
 

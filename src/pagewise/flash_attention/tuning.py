@@ -1,23 +1,23 @@
 """The tiles of FlashAttention's Triton kernels on each GPU, and the thresholds of their launches (lesson 6).
 
-Tiles change a result by rounding only. The lists were chosen with the compiler's help, so that little is spilled
-(tests/flash_attention/RESOURCES.md). They have not been timed; a GPU times them itself for large work (`fastest`).
+Tiles change a result by rounding only. A launch takes the first of a list that fits the GPU, so that equal inputs give
+equal bits in every process. The lists were chosen by the instructions that the compiler emits for a score, and so that
+little is spilled (tests/flash_attention/RESOURCES.md). They have not been timed. `measure_tiles` of
+`pagewise.flash_attention` times them on the GPU at hand, and its process then takes the fastest.
 """
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Int32
 from torch import Tensor
 
-from pagewise.tools.architecture import Architecture, compiled_for
-from pagewise.tools.device import triton_mode
-from pagewise.tools.sizes import cdiv
+from pagewise.tools.architecture import Architecture
+from pagewise.tools.sizes import cdiv, padded
 
 MAX_ROW_STRIDE = 2**24  # elements from row to row. Beyond it an offset in a tile would not fit 32 bits
-WORTH_TIMING = 2**32  # operations of the product Q Kᵀ. Below it the cost of a launch hides the tiles
 DELTA_ROWS = 32  # queries per program of the delta kernel, which only reads: any size serves
 KEYS_PER_PROGRAM = 128  # assumed for the number of splits; the largest tile of keys in the lists below
 LARGE_SHARED_BYTES = 200_000  # sm_90 and sm_100 have more, and keep operands of their products in shared memory
@@ -32,30 +32,35 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
+@functools.cache
 def forward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
     """The forward's tiles that fit `gpu`, the likeliest first: queries owned, keys visited.
 
     Args:
         heavy: with a mask in memory or dropout, which take registers of their own.
     """
+    large = gpu.shared_bytes >= LARGE_SHARED_BYTES
     if not gpu.sm:  # interpreted
         return (Tiles(64, 64, 4, 1),)
     if itemsize == 4:  # no tensor core multiplies float32 exactly
-        large = Tiles(32, 32, 4, 2) if block_d <= 64 else Tiles(16 if heavy else 32, 16, 8, 1)
-        choices = (large, Tiles(16, 16, 8, 1))
+        wide = Tiles(32, 32, 4, 2) if block_d <= 64 else Tiles(16 if heavy else 32, 16, 8, 1)
+        choices = (wide, Tiles(16, 16, 8, 1))
     elif heavy:
         choices = (Tiles(64, 64, 4, 2),) if block_d <= 64 else (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
     elif block_d <= 64:
-        choices = (Tiles(128, 64, 4, 3 if block_d > 16 else 2), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 3))
+        choices = (Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
+        choices = choices[::-1] if large else choices
     elif block_d <= 128:
-        choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(128, 128, 8, 2), Tiles(64, 64, 4, 3))
-    elif gpu.shared_bytes >= LARGE_SHARED_BYTES:
+        choices = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
+        choices = (*(choices[::-1] if large else choices), Tiles(64, 64, 4, 3))
+    elif large:
         choices = (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2))
     else:
         choices = (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
     return _fitting((*choices, Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1)), forward_shared_bytes, block_d, itemsize, gpu)
 
 
+@functools.cache
 def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
     """The backward's tiles that fit `gpu`, the likeliest first: keys owned and queries visited, and the reverse."""
     large = gpu.shared_bytes >= LARGE_SHARED_BYTES
@@ -117,30 +122,31 @@ def _fitting(choices: tuple[Tiles, ...], needs: Callable, block_d: int, itemsize
 # ------------------------------------------------------------------------------------------------ launches
 
 
-_fastest: dict[Hashable, Tiles] = {}
+Direction = Literal["forward", "backward"]
+
+_measured: dict[tuple, Tiles] = {}
 
 
-def fastest(choices: tuple[Tiles, ...], operations: int, variant: Hashable, launch: Callable[[Tiles], None]) -> Tiles:
-    """The tiles to launch with: the first choice, or on a GPU, for large work, the one that a clock finds fastest.
+def choices(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> tuple[Tiles, ...]:
+    """The tiles of a launch for queries q, the likeliest first."""
+    tiles = forward_tiles if direction == "forward" else backward_tiles
+    return tiles(padded(q.shape[-1]), q.element_size(), gpu, heavy=heavy)
 
-    Each choice is timed once per process and `variant`. A launch that a CUDA graph captures cannot be timed: it takes
-    the tiles that were found before, or the first choice.
 
-    Args:
-        operations: of the product Q Kᵀ.
-        variant: what the speed of the tiles depends on: kernel, device, dtype, head size and options.
-        launch: launches the kernel with some tiles. Launching again must write the same.
-    """
-    if triton_mode() != "compiled" or len(choices) == 1 or operations <= WORTH_TIMING or compiled_for():
-        return choices[0]
-    if (variant, choices) not in _fastest:
-        if torch.cuda.is_current_stream_capturing():
-            return choices[0]
-        import triton.testing
+def tiles_for(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> Tiles:
+    """The tiles that a launch takes: those that `measure` has found for this kind of launch, or the likeliest."""
+    kind = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy)
+    return _measured.get(kind) or choices(direction, q, gpu, heavy)[0]
 
-        seconds = [triton.testing.do_bench(functools.partial(launch, tiles)) for tiles in choices]
-        _fastest[variant, choices] = choices[seconds.index(min(seconds))]
-    return _fastest[variant, choices]
+
+def measure(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool, seconds: Callable[[], float]) -> Tiles:
+    """Let later launches of this kind take the tiles with which `seconds()` is smallest, and return these tiles."""
+    kind, found = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy), {}
+    for tiles in choices(direction, q, gpu, heavy):
+        _measured[kind] = tiles
+        found[tiles] = seconds()
+    _measured[kind] = min(found, key=found.get)
+    return _measured[kind]
 
 
 def num_tiles(length: int, tile: int, cu_seqlens: Tensor | None) -> int:

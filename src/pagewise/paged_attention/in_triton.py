@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.kernels.arguments import Results, Scoring, Sizes
+from pagewise.kernels.arguments import DecodeSizes, Results, Scoring
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.write import EXPONENT_BITS
@@ -194,11 +194,11 @@ def shared_plan(
     return plan
 
 
-def sizes_of(q: Tensor, k: Tensor, block_tables: Tensor | None, tiles: Tiles) -> Sizes:
+def sizes_of(q: Tensor, k: Tensor, block_tables: Tensor | None, tiles: Tiles) -> DecodeSizes:
     """Return what the kernels are compiled for."""
     D = q.shape[-1]
     P = None if block_tables is None else k.shape[2]
-    return Sizes(P, D, padded(D), q.shape[1] // k.shape[1], tiles.rows, tiles.keys)
+    return DecodeSizes(P, D, padded(D), q.shape[1] // k.shape[1], tiles.rows, tiles.keys)
 
 
 @torch.library.custom_op("pagewise::decode_attention", mutates_args=())
@@ -228,7 +228,7 @@ def _decode_attention(
     if plan is None:  # made here, because in a graph its size would be a constant
         tables = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
         plan = shared_plan(q, k, ScoreOptions(causal=causal, window=window), (way, count), **tables)
-    scoring = Scoring(scale * LOG2_E, None, alibi_slopes, v_scale)
+    scoring = Scoring(scale * LOG2_E, None, alibi_slopes, None)
     if softcap:
         scoring = scoring._replace(scale=scale / softcap, softcap=softcap * LOG2_E)
     table, table_stride = flat_table(block_tables)
@@ -236,7 +236,7 @@ def _decode_attention(
     for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q):
         partials = partial_results(part.num_slots * part.tiles.rows, D, q.device)
         of_items = {
-            "results": Results(out, lse, *partials),
+            "results": Results(out, lse, v_scale, *partials),
             "plan": plan if part.num_programs else None,
             "seq_lens": seq_lens,
             "cu_seqlens_q": cu_seqlens_q,
@@ -269,7 +269,6 @@ def _decode_attention(
             launch(
                 merge_items_kernel,
                 (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * H // Hkv)),
-                v_scale=v_scale,
                 LOADS=LOADS,
                 outputs=(out, lse),
                 num_warps=1,

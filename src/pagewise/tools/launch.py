@@ -1,5 +1,7 @@
 """One way to launch a Triton kernel: the tuples it takes, and the casts that Triton's interpreter needs."""
 
+import contextvars
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ def launch(
     *arguments: Any,
     outputs: Sequence[Tensor] = (),
     stored: Sequence[Tensor] = (),
+    scratch: bool = False,
     **keywords: Any,
 ) -> None:
     """Launch a Triton kernel on the device of its first tensor, with its parameters as keywords.
@@ -30,6 +33,7 @@ def launch(
         grid: the number of programs along each axis.
         outputs: the results that the kernel writes, fully or in part. A vector must be contiguous.
         stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
+        scratch: the kernel makes tensor descriptors, which a GPU keeps in memory that torch allocates for the launch.
         keywords: the kernel's parameters and the launch options, such as num_warps.
     """
     copies: list[tuple[Tensor, Tensor]] = []
@@ -54,9 +58,22 @@ def launch(
 
     device = next(_tensors((*arguments, *keywords.values()))).device
     with triton_launch(device):
-        kernel[grid](*map(passed, arguments), **{name: passed(value) for name, value in keywords.items()})
+        run = functools.partial(kernel[grid], *map(passed, arguments), **{n: passed(x) for n, x in keywords.items()})
+        if scratch:  # Triton's allocator is a context variable: in a copy of the context, that of the caller stays
+            context = contextvars.copy_context()
+            context.run(_allocate_on, device)
+            context.run(run)
+        else:
+            run()
         for output, written in copies:
             output.copy_(written)
+
+
+def _allocate_on(device: torch.device) -> None:
+    """Let torch allocate the scratch memory of Triton's launches in this context."""
+    import triton
+
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.uint8, device=device))
 
 
 def _tensors(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
