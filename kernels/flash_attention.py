@@ -154,7 +154,8 @@ def described(matrix, start, stop, SIZES: tl.constexpr):
     """A descriptor of rows start … stop − 1 of a matrix, in tiles of COLS. Rows outside of it are read as 0."""
     ptr, stride_row = matrix
     ptr += tl.cast(start, tl.int64) * stride_row
-    return tl.make_tensor_descriptor(ptr, [stop - start, SIZES.D], [stride_row, 1], [SIZES.COLS, SIZES.BLOCK_D])
+    extent = tl.maximum(stop - start, 1)  # 0 is not allowed
+    return tl.make_tensor_descriptor(ptr, [extent, SIZES.D], [stride_row, 1], [SIZES.COLS, SIZES.BLOCK_D])
 
 
 @triton.jit
@@ -254,8 +255,8 @@ def flash_attention_kernel(
     3. Order: with a causal mask the longest tiles of queries start first.
     4. Options: softcap, ALiBi, a mask in memory, dropout. An option that is None costs nothing.
     5. Packed sequences: a tile finds its sequence in a list, and the sequence's rows in cu_seqlens (sums of lengths).
-    6. Backward: m and log₂ l are stored apart if a gradient is needed.
-    7. From sm_90 on, the tensor memory accelerator reads whole tiles of k and v.
+    6. Backward: m and log₂ l are stored apart if a gradient in float32 is needed.
+    7. Hopper: from sm_90 on, the tensor memory accelerator reads k and v by descriptors.
     """
     pid, total = tl.program_id(0), T
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads

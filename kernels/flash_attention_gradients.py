@@ -105,7 +105,6 @@ def fold_queries(
         if scoring.attn_mask is not None:
             seen = visible(rows[None, :], cols[:, None], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
             scores = tl.where(seen, scores, float("-inf"))
-            d_weights = tl.where(seen, d_weights, 0.0)  # a value that no query sees may be NaN
         elif CUT and SIZES.CAUSAL:
             since = (earliest - i * ROWS)[:, None]
             seen = since <= row[None, :]
@@ -121,6 +120,8 @@ def fold_queries(
             d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
         dv = tl.dot(used.to(d_out.dtype), d_out, dv, input_precision="ieee")  # dV += Pᵀ dO
         d_scores = through_softcap(weights * (d_weights - of_rows.delta[None, :]), capped_scores, scoring.softcap)
+        if scoring.attn_mask is not None:  # a key or a value that no query sees may be NaN
+            d_scores = tl.where(seen, d_scores, 0.0)
         dk = tl.dot(d_scores.to(q.dtype), q, dk, input_precision="ieee")  # dK += dSᵀ Q
     return dk, dv
 

@@ -126,11 +126,12 @@ def assert_ignores(unseen, q, k, v, options):
     assert (results[1][4][:, :, unseen] == 0).all()
 
 
-def test_nan_behind_a_mask_does_no_harm(kernel_device):
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=str)
+def test_nan_behind_a_mask_does_no_harm(options, kernel_device):
     q, k, v = random_qkv(40, 70, 16, (2, 1), 1, torch.float32, kernel_device)
     mask = torch.ones(40, 70, dtype=torch.bool, device=kernel_device)
     mask[:, [0, 17, 69]] = False
-    assert_ignores(~mask[0], q, k, v, {"attn_mask": mask})
+    assert_ignores(~mask[0], q, k, v, options | {"attn_mask": mask})
 
 
 def test_few_keys_do_not_overflow_in_the_padding_of_a_tile(kernel_device):
