@@ -106,7 +106,8 @@ def first_rungs(inputs: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Iterat
     (_, H, T, D), (_, Hkv, S, _), scale = q.shape, k.shape, q.shape[-1] ** -0.5
     decode = {"D": D, "GROUP": H // Hkv, "ROWS": 16, "TILE": 32}
     flash = {"D": D, "BLOCK_D": D, "ROWS": 32, "COLS": 32, "CAUSAL": True}
-    lse, of_forward = q.new_empty(1, H, T, dtype=torch.float32), (H // Hkv, T, S, scale)
+    flash |= {"group": H // Hkv, "T": T, "S": S, "scale": scale}
+    lse, qkv = q.new_empty(1, H, T, dtype=torch.float32), {"q": q, "k": k, "v": v}
     delta = (q.float() ** 2).sum(dim=-1).flatten()  # as if out and its gradient were q
 
     def paged() -> tuple[Tensor, ...]:
@@ -122,12 +123,12 @@ def first_rungs(inputs: list[Tensor], q: Tensor, k: Tensor, v: Tensor) -> Iterat
 
     def forward() -> tuple[Tensor, ...]:
         out = torch.empty_like(q)
-        launch(flash_forward_kernel, (-(-T // 32), H, 1), q, k, v, out, lse, *of_forward, **flash, outputs=(out, lse))
+        launch(flash_forward_kernel, (-(-T // 32), H, 1), **qkv, out=out, lse=lse, **flash, outputs=(out, lse))
         return out, lse
 
     def backward() -> tuple[Tensor, ...]:
-        dq, sums = torch.empty_like(q), (forward()[1].flatten(), delta)
-        launch(flash_dq_kernel, (-(-T // 32), H, 1), q, k, v, q, *sums, dq, *of_forward, **flash, outputs=(dq,))
+        dq, sums = torch.empty_like(q), {"lse": forward()[1].flatten(), "delta": delta}
+        launch(flash_dq_kernel, (-(-T // 32), H, 1), **qkv, d_out=q, **sums, dq=dq, **flash, outputs=(dq,))
         return (dq,)
 
     if inputs[0].dtype == inputs[1].dtype:  # it takes no float8

@@ -1,7 +1,7 @@
 """Registers, shared memory and spills of FlashAttention's Triton kernels, compiled for GPUs that need not exist here.
 
 Compiled with the tiles that a launch takes. PAGEWISE_FULL=1 compiles every kind; with PAGEWISE_RECORD=<file>, each
-becomes a line of the table in RESOURCES.md.
+becomes a line of a table: kernel, options, D, dtype, GPU, tiles, warps, stages, registers, spilled and shared bytes.
 """
 
 import os

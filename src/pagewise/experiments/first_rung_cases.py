@@ -81,15 +81,16 @@ def flash(dtype: torch.dtype, D: int, options: bool = False) -> Case:
     T, S = 37, 70
     q, k, v = dense(1, T, S, D, dtype)
     sizes = {"D": D, "BLOCK_D": D, "ROWS": 16, "COLS": 32, "CAUSAL": True}
-    grid, numbers = (cdiv(T, 16), H, 1), (H // HKV, T, S, D**-0.5)
+    sizes |= {"group": H // HKV, "T": T, "S": S, "scale": D**-0.5}
+    grid, qkv = (cdiv(T, 16), H, 1), {"q": q, "k": k, "v": v}
 
     def run() -> Tensors:
         out, lse, dq = torch.empty_like(q), torch.empty(1, H, T), torch.empty_like(q)
-        launch(flash_forward_kernel, grid, q, k, v, out, lse, *numbers, outputs=(out, lse), **sizes)
+        launch(flash_forward_kernel, grid, **qkv, out=out, lse=lse, **sizes, outputs=(out, lse))
         d_out, d_lse = gradients_of(out, lse)
         delta = (out.float() * d_out.float()).sum(dim=-1) - d_lse
-        sums = lse.flatten(), delta.flatten()
-        launch(flash_dq_kernel, grid, q, k, v, d_out, *sums, dq, *numbers, outputs=(dq,), **sizes)
+        sums = {"lse": lse.flatten(), "delta": delta.flatten()}
+        launch(flash_dq_kernel, grid, **qkv, d_out=d_out, **sums, dq=dq, **sizes, outputs=(dq,))
         return out, seen(lse), dq
 
     def naive(dtype: torch.dtype) -> Tensors:

@@ -32,7 +32,7 @@ from pagewise.tools.launch import launch
 from pagewise.tools.records import table
 from pagewise.tools.sizes import cdiv
 
-TILES = Tiles(128, 64, 8, 3)  # the first choice of `flash_attention.tuning` for D = 128
+TILES = Tiles(128, 64, 8, 3)  # one of the choices of `flash_attention.tuning` for D = 128
 BLOCK_SIZE = 16  # tokens in a block of the paged cache
 SHARED_BY_ALL = ("tensor cores", "DRAM")
 
@@ -98,10 +98,11 @@ def forward_work(heads: int, tokens: tuple[int, int], head_size: int, tiles: Til
     k, v = (torch.randn(1, heads, S, head_size).half() for _ in range(2))
     lse = torch.empty(1, heads, T)
     sizes = {"D": head_size, "BLOCK_D": head_size, "ROWS": tiles.owned, "COLS": tiles.visited, "CAUSAL": False}
-    sizes |= {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
-    grid, scalars = (cdiv(T, tiles.owned), heads, 1), (1, T, S, head_size**-0.5)
+    sizes |= {"group": 1, "T": T, "S": S, "scale": head_size**-0.5}
+    how = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages, "outputs": (out, lse)}
+    grid = (cdiv(T, tiles.owned), heads, 1)
     with observe(trace_limit=0) as report, triton_compiled(arch):
-        launch(flash_forward_kernel, grid, q, k, v, out, lse, *scalars, outputs=(out, lse), **sizes)
+        launch(flash_forward_kernel, grid, q=q, k=k, v=v, out=out, lse=lse, **sizes, **how)
     return report.launches[0].work
 
 

@@ -2,7 +2,7 @@
 
 Tiles change a result by rounding only. A launch takes the first of a list that fits the GPU, so that equal inputs give
 equal bits in every process. The lists were chosen by the instructions that the compiler emits for a score, and so that
-little is spilled (tests/flash_attention/RESOURCES.md). They have not been timed. `measure_tiles` of
+little is spilled (tests/flash_attention/test_flash_resources.py). They have not been timed. `measure_tiles` of
 `pagewise.flash_attention` times them on the GPU at hand, and its process then takes the fastest.
 """
 
@@ -135,8 +135,10 @@ def choices(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> 
 
 def tiles_for(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> Tiles:
     """The tiles that a launch takes: those that `measure` has found for this kind of launch, or the likeliest."""
-    kind = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy)
-    return _measured.get(kind) or choices(direction, q, gpu, heavy)[0]
+    if _measured:
+        kind = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy)
+        return _measured.get(kind) or choices(direction, q, gpu, heavy)[0]
+    return choices(direction, q, gpu, heavy)[0]
 
 
 def measure(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool, seconds: Callable[[], float]) -> Tiles:

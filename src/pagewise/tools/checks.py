@@ -82,8 +82,10 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """q [B,H,T,D] must fit k and v [B,Hkv,S,D]: same B, D, dtype and device; H a multiple of Hkv."""
     for name, tensor, axes in (("q", q, "B H T D"), ("k", k, "B Hkv S D"), ("v", v, "B Hkv S D")):
         check_tensor(name, tensor, axes, dtypes=(*FLOATS, torch.float64))
-    check_same("dtype", q=q, k=k, v=v)
-    check_same("device", q=q, k=k, v=v)
+    if not q.dtype == k.dtype == v.dtype:
+        check_same("dtype", q=q, k=k, v=v)
+    if not q.device == k.device == v.device:
+        check_same("device", q=q, k=k, v=v)
     (B, H, _, D), (_, Hkv, S, _) = q.shape, k.shape
     check_shape("k", k, (B, Hkv, S, D), "B Hkv S D")
     check_shape("v", v, k.shape, "B Hkv S D")
