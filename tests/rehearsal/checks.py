@@ -153,8 +153,10 @@ def attended(gpu, dtype=torch.float16, **options):
     return out, *torch.autograd.grad(out.float().sin().sum(), (q, k, v))
 
 
-def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(other_gpu):
-    for out, expected in zip(attended(other_gpu, backend="triton"), attended(other_gpu, backend="torch"), strict=True):
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "window": 9}], ids=str)
+def test_flash_attention_runs_on_the_gpu_of_its_tensors_forward_and_backward(options, other_gpu):
+    results = (attended(other_gpu, **options, backend=backend) for backend in ("triton", "torch"))
+    for out, expected in zip(*results, strict=True):
         torch.testing.assert_close(out, expected, rtol=0.02, atol=4e-3)
 
 

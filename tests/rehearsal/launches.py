@@ -174,11 +174,15 @@ def _ptx_kernel(text: str) -> Any:
 def _leaves(signature: dict[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """(name, type, value) of each parameter of the compiled kernel; a tuple's entries are named q.0, q.1, ..."""
     for name, kind in signature.items():
-        if isinstance(kind, tuple):
-            for i, (one, value) in enumerate(zip(kind, arguments[name], strict=True)):
-                yield f"{name}.{i}", one, value
-        else:
-            yield name, kind, arguments[name]
+        yield from _leaves_of(name, kind, arguments[name])
+
+
+def _leaves_of(name: str, kind: Any, value: Any) -> Iterator[tuple[str, str, Any]]:
+    if isinstance(kind, tuple):
+        for i, (one, part) in enumerate(zip(kind, value, strict=True)):
+            yield from _leaves_of(f"{name}.{i}", one, part)
+    else:
+        yield name, kind, value
 
 
 _FRACTIONS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -199,7 +203,8 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
 
     def on_host(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(map(on_host, value))
+            fields = map(on_host, value)
+            return type(value)._make(fields) if hasattr(value, "_make") else tuple(fields)
         if not isinstance(value, Tensor):
             return value
         storage = value.untyped_storage()

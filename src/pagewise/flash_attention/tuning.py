@@ -71,7 +71,7 @@ def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: boo
     elif heavy:
         choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
     elif block_d <= 64:
-        choices = (Tiles(128, 64, 8, 3), Tiles(128, 64, 8, 2), Tiles(64, 64, 4, 2))
+        choices = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2))
     elif block_d <= 128:
         choices = (Tiles(128, 32, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2))[:: 1 if large else -1]
     else:

@@ -61,7 +61,11 @@ def _is_dual(tensor: Tensor) -> bool:
 
 def wants_gradient(*tensors: Tensor | None) -> bool:
     """Whether autograd has to follow what is computed from these."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def check_derivative(function: str, *tensors: Tensor | None, remedy: str, has: tuple[Derivative, ...] = ()) -> None:
