@@ -47,9 +47,9 @@ class PtxKernel:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the text is not PTX, it lacks the entry, the entry requires a cluster of several thread blocks, or the
-            CPU runner does not execute an instruction of the entry. The message names the instruction, its line, and
-            the line of the source if the PTX tells it.
+        ValueError: the text is not PTX, it lacks the entry, the entry requires a cluster of several thread blocks, or
+            the CPU runner does not execute an instruction of the entry. The message names the instruction, its line,
+            and the line of the source if the PTX tells it.
     """
 
     def __init__(self, source: str | Path, name: str | None = None) -> None:

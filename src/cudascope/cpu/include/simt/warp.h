@@ -35,6 +35,10 @@ SIMT_INLINE T folded(Collective collective, unsigned mask, const T& value, Op& o
     simt_meet(collective, mask, &mine, Folding<fold, T, Op>::complete, line);
     return mine.value;
 }
+template <class T, class Op>
+SIMT_INLINE T reduce(unsigned mask, const T& value, Op op) {
+    return folded<Fold::all>(REDUCE, mask, value, op, 0);
+}
 }  // namespace simt
 
 // Lanes form segments of `width`; a source outside the own segment means the own value.
@@ -73,8 +77,7 @@ SIMT_INLINE unsigned __match_all_sync(unsigned mask, T value, int* all) {
 }
 #define SIMT_REDUCE(name, T, expression)                                                  \
     SIMT_INLINE T __reduce_##name##_sync(unsigned mask, T value) {                        \
-        auto op = [](T a, T b) -> T { return expression; };                               \
-        return simt::folded<simt::Fold::all>(simt::REDUCE, mask, value, op, 0);           \
+        return simt::reduce(mask, value, [](T a, T b) -> T { return expression; });       \
     }
 SIMT_REDUCE(add, int, a + b) SIMT_REDUCE(add, unsigned, a + b)
 SIMT_REDUCE(min, int, a < b ? a : b) SIMT_REDUCE(min, unsigned, a < b ? a : b)
