@@ -10,8 +10,9 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import count_tiles, load_queries, store_partials
+from pagewise.kernels.decode import load_queries, store_partials
 from pagewise.kernels.partial import empty, finite, output
+from pagewise.kernels.work_plan import count_tiles
 
 
 @triton.jit

@@ -11,10 +11,11 @@ from covering import is_full, label
 from decode_compile import DTYPES, E4M3, E5M2, assert_fits, compiled, for_every_gpu
 from triton_compile import compile_triton
 
-from pagewise.kernels.decode import decode_attention_kernel, merge_items_kernel, work_plan_kernel
+from pagewise.kernels.decode import decode_attention_kernel, merge_items_kernel
 from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel, paged_decode_kernel
+from pagewise.kernels.work_plan import work_plan_kernel
 
 SIZES = {"head_size": [80, 128, 256, 64] if is_full() else [80, 128, 256], "dtype": DTYPES}
 EITHER = {"options": [False, True], "split": [False, True]}

@@ -44,6 +44,7 @@ SHARED = {
     "scores": "paged_attention",
     "decode": "paged_attention",
     "arguments": "paged_attention",
+    "work_plan": "paged_attention",
 }
 OTHER_NAMES = {"flat_gemm": "flash_decoding_plus_plus"}  # kernel files without the name of their idea
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)

@@ -15,10 +15,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cudascope import triton_compiled
-from cudascope.triton import launches
-from cudascope.triton.compiler import specialised
-
 
 class Compiled(NamedTuple):
     """A kernel as the GPU gets it: registers per thread, bytes spilled per thread, shared bytes per thread block."""
@@ -62,6 +58,10 @@ def compile_triton(
 
 def compile_launches(sm: int, call: Callable[[], Any]) -> dict[str, Compiled]:
     """Compile what `call` launches on a GPU of capability `sm`, and execute nothing. By the kernels' names."""
+    from cudascope import triton_compiled  # not above: the second process runs this file without the package
+    from cudascope.triton import launches
+    from cudascope.triton.compiler import specialised
+
     found = {}
 
     def compile_only(target: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:

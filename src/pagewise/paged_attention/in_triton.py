@@ -121,6 +121,7 @@ def parts_of(
     capacity, gpu = capacity_of(k, block_tables), architecture(q.device)
 
     def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
+        rows = min(rows, 64) if 0 < gpu.sm < 80 else rows  # sm_75 has 64 KB of shared memory
         tiles = decode_tiles(rows, D, q.dtype, k.dtype)
         chunks = T * group // tiles.rows + num_seqs if packed else num_seqs * cdiv(num_queries * group, tiles.rows)
         items, most, (way, count) = chunks * Hkv, max(1, cdiv(capacity, tiles.keys)), splits
@@ -165,9 +166,9 @@ def shared_plan(
 ) -> Int32[Tensor, "5 columns"] | None:
     """Return the work plan of `attend` for tensors of these shapes, or None if programs do not share the work.
 
-    One launch makes the plan on the device. `kernels.decode.sections` tells what its rows are.
+    One launch makes the plan on the device. `kernels.work_plan.sections` tells what its rows are.
     """
-    from pagewise.kernels.decode import work_plan_kernel
+    from pagewise.kernels.work_plan import work_plan_kernel
 
     part = parts_of(q, k, splits, block_tables, cu_seqlens_q)[0]
     if not part.num_programs or not q.numel():

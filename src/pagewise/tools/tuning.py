@@ -44,7 +44,7 @@ def decode_tiles(rows: int, head_size: int, dtype: torch.dtype, cache_dtype: tor
         return Tiles(16, keys=32 if same and block_d <= 128 else 16, num_warps=8, num_stages=2 if same else 1)
     keys = max(32, min(64, 8192 // block_d))
     if rows <= 16 or block_d > 128:
-        return Tiles(16, keys, num_warps=2, num_stages=3)
+        return Tiles(16, keys, num_warps=2 if block_d <= 128 else 4, num_stages=3)
     keys = keys if same else 32  # no registers are left to convert a float8 tile while the next one is on its way
     if rows <= 32:
         return Tiles(32, keys, num_warps=4, num_stages=3)
