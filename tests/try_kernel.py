@@ -42,6 +42,7 @@ IN_TRITON = {
     "flash_attention": "flash forward",
     "flash_attention_backward": "flash gradients",
     "flash_attention_delta": "flash gradients",
+    "flash_attention_options_backward": "flash gradients with a window",
     "flash_dq": "first flash",
     "flash_forward": "first flash",
     "lazy_rescale": "lazy rescale",
@@ -84,24 +85,26 @@ def triton_case(name: str) -> Case:
     """Return a case. The kernels of FlashAttention take twice as long to build in float16."""
     if name == "flash forward":
         return cuda_cases.flash(attend_in_triton, 16, torch.float32)
-    return flash_gradients(torch.float32, 16) if name == "flash gradients" else CALLS[name](torch.float16, 32, False)
+    if name.startswith("flash gradients"):
+        return flash_gradients(torch.float32, 16, **({"window": 30} if "window" in name else {}))
+    return CALLS[name](torch.float16, 32, False)
 
 
-def attend_in_triton(*qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return flash_attention(*qkv, causal=True, return_lse=True, backend="triton")
+def attend_in_triton(*qkv: torch.Tensor, **options: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return flash_attention(*qkv, causal=True, return_lse=True, backend="triton", **options)
 
 
-def flash_gradients(dtype: torch.dtype, D: int) -> Case:
+def flash_gradients(dtype: torch.dtype, D: int, **options: int) -> Case:
     """The backward. Its forward runs only once, here, in Triton's interpreter."""
     leaves = [x.requires_grad_() for x in dense(1, 37, 70, D, dtype)]
-    out, lse = attend_in_triton(*leaves)
+    out, lse = attend_in_triton(*leaves, **options)
     loss = loss_of(out, lse)
 
     def run() -> tuple[torch.Tensor, ...]:
         return out.detach(), seen(lse.detach()), *torch.autograd.grad(loss, leaves, retain_graph=True)
 
     def naive(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        attend = lambda *qkv: attention(*qkv, causal=True, return_lse=True)  # noqa: E731
+        attend = lambda *qkv: attention(*qkv, causal=True, return_lse=True, **options)  # noqa: E731
         return with_gradients(attend, (x.detach().to(dtype) for x in leaves))
 
     return Case(run, naive)

@@ -33,6 +33,7 @@ class _Launch(NamedTuple):
     def of(cls, q: Tensor, k: Tensor, causal: bool, num_splits: int | None) -> "_Launch":
         (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
         tiles, gpu = decode_tiles(T * H // Hkv, D, q.dtype, k.dtype), architecture(q.device)
+        tiles = tiles._replace(num_warps=max(4, tiles.num_warps))  # the loop has masks, which take registers
         items = B * Hkv * cdiv(T * H // Hkv, tiles.rows)
         if num_splits is None:
             num_splits = splits_that_fill(items, S, tiles.keys, gpu.num_sms) if gpu.sm else 1
