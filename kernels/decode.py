@@ -293,17 +293,17 @@ def decode_attention_kernel(
             )
         if exists & (first_row < num_rows):
             row = first_row + tl.arange(0, SIZES.ROWS)
-            is_row, query, group_head = row < num_rows, tl.minimum(row, num_rows - 1) // GROUP, row % GROUP
+            is_row, query = row < num_rows, tl.minimum(row, num_rows - 1) // GROUP
             position, query = length - num_rows // GROUP + query, (first_query + query).to(tl.int64)
             head, block = kv_head.to(tl.int64), seq.to(tl.int64)
-            row_seq = block if cu_seqlens_q is None else block * 0
-            q_rows = q_ptr + row_seq * q_seq + head * GROUP * q_head + query * q_query + group_head * q_head
+            row_seq, row_head = block if cu_seqlens_q is None else block * 0, head * GROUP + row % GROUP
+            q_rows = q_ptr + row_seq * q_seq + row_head * q_head + query * q_query
             q_tile = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
             if scale <= 0:  # the loop takes a positive scale
                 q_tile *= tl.where(scale < 0, -1.0, 0.0).to(q_tile.dtype)
             slope, table = slopes, block_tables
             if slopes is not None:
-                slope = tl.load(slopes + head * GROUP + group_head, mask=is_row, other=0.0) * LOG2_E
+                slope = tl.load(slopes + row_head, mask=is_row, other=0.0) * LOG2_E
             if SIZES.P is not None:
                 table, block = block_tables + block * table_stride, block * 0
             k_memory = (k_ptr + block * k_block + head * k_head, k_block, k_token)
@@ -321,7 +321,6 @@ def decode_attention_kernel(
             )
             l = tl.where(is_possible, l, float("nan"))
             if (start == 0) & (end == num_tiles):
-                row_head = head * GROUP + group_head
                 store_results(results, row_seq, row_head, query, is_row, m, l, acc, SIZES.D)
             elif results.m is not None:
                 slots = slot * SIZES.ROWS + tl.arange(0, SIZES.ROWS)

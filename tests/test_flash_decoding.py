@@ -151,10 +151,10 @@ def test_as_many_keys_as_int32_counts(splits, kernel_device):
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_offsets_are_64_bit(which, dim, kernel_device):
+@pytest.mark.parametrize(("which", "kv_heads"), [(0, 3), (0, 1), (1, 3), (2, 3)])
+def test_offsets_are_64_bit(which, kv_heads, dim, kernel_device):
     """The last sequence, head or token of q, k or v is 2³¹ elements after the first. The gap is never touched."""
-    qkv = random_qkv(3, (3, 3), 3, 3, 16, torch.float16, kernel_device)
+    qkv = random_qkv(3, (3, kv_heads), 3, 3, 16, torch.float16, kernel_device)
     x = qkv[which]
     strides = [*torch.empty(x.shape).stride()]
     strides[dim] = 2**30
