@@ -92,8 +92,8 @@ def unified_max_attention(
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
     """Compute `flash_decoding(q, k, v, …)` with φ as the maximum where that is safe, and exactly elsewhere.
 
-    The result is as accurate as that of `flash_decoding` for every φ and every band. A row is recomputed by
-    `flash_decoding` if it sees a key and its largest score m violates low < m − φ < high. NaN violates it.
+    The result is as accurate as that of `flash_decoding` for every φ and every band. A row is recomputed by the online
+    softmax if it sees a key and its largest score m violates low < m − φ < high. NaN violates it.
 
     A band wider than the limits of the floats does not help. A row is also recomputed if its sums overflowed, or if
     weights below 1 made its sums so small that numbers which underflowed could matter.
