@@ -8,7 +8,7 @@ from paged_cases import changed, dense, paged_inputs
 from conftest import DEVICES, assert_results, executed
 from pagewise import paged_attention_varlen as varlen
 from pagewise.flash_decoding import Splits
-from pagewise.paged_attention import paged_attention_varlen
+from pagewise.paged_attention import in_cuda, paged_attention_varlen
 from pagewise.paged_attention_varlen import in_torch as varlen_in_torch
 from pagewise.paged_blocks.cache import to_vllm_layout
 
@@ -365,3 +365,16 @@ def test_table_entries_that_no_query_sees_may_be_anything(many, path):
     tables[0, (100 - many + 1 - 20) // 16] = 10**6
     with pytest.raises(ValueError, match="block_tables must hold blocks"):
         path(q, k, v, tables, lens, ends, window=20)
+
+
+# ------------------------------------------------------------------------------------------ the CUDA backend
+
+
+def test_more_queries_than_a_grid_has_places_take_several_launches(kernel_device, monkeypatch):
+    monkeypatch.setattr(in_cuda, "MAX_NUM_SEQS", 4)
+    inputs = packed_inputs([20, 35, 9], [5, 1, 4], 4, 2, 32, dtype=torch.float16, device=kernel_device)
+    q, k_cache, v_cache, *rest = inputs
+    caches = to_vllm_layout(k_cache.nan_to_num(), v_cache.nan_to_num())
+    out = varlen.plan(*rest, block_size=k_cache.shape[1], backend="cuda").attend(q, *caches)
+    expected = paged_attention_varlen(q, k_cache, v_cache, *rest, backend="torch")
+    torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)

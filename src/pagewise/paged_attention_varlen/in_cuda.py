@@ -36,8 +36,13 @@ class PlanInCuda:
         k_cache: Shaped[Tensor, "N Hkv D_x P x"],
         v_cache: Shaped[Tensor, "N Hkv D P"],
     ) -> Float[Tensor, "total_q H D"]:
-        """Return out of `paged_attention_varlen` for one layer. This method checks nothing."""
-        inputs = PagedInputs(q, k_cache, v_cache, self.block_tables, self.seq_lens, self.v_scale)
+        """Return out of `paged_attention_varlen` for one layer. This method checks nothing.
+
+        More queries than a grid has places for take several launches.
+        """
         in_one_pass = choose_version(*q.shape[:2], self.max_seq_len) == "v1"
-        partition_size = None if in_one_pass else PARTITION_SIZE
-        return in_cuda.attend(inputs, self.options, max_seq_len=self.max_seq_len, partition_size=partition_size)[0]
+        sizes = {"max_seq_len": self.max_seq_len, "partition_size": None if in_one_pass else PARTITION_SIZE}
+        parts = zip(*(x.split(in_cuda.MAX_NUM_SEQS) for x in (q, self.block_tables, self.seq_lens)), strict=True)
+        inputs = (PagedInputs(q, k_cache, v_cache, tables, lens, self.v_scale) for q, tables, lens in parts)
+        outs = [in_cuda.attend(each, self.options, **sizes)[0] for each in inputs]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
