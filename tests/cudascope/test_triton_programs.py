@@ -359,3 +359,48 @@ def test_an_address_of_unknown_memory_is_refused(argument, sentence):
     with triton_compiled("sm_80"), pytest.raises(ValueError, match=sentence):
         scale_kernel[(1,)](argument(x), out, SIZE=32, num_warps=1)
     assert not out.any()
+
+
+# ------------------------------------------------------------------------------------------------ halves and sums
+
+
+@triton.jit
+def mixed_kernel(x, y, out, KIND: tl.constexpr):
+    i = tl.arange(0, 256)
+    a, c = tl.load(x + i).to(tl.float32), tl.load(y + i)
+    result = c + a if KIND == "add" else a - c if KIND == "sub" else a * a + c
+    tl.store(out + i, result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["add", "sub", "fma"])
+def test_a_half_may_be_widened_by_the_sum_that_takes_it(kind, dtype):
+    """From sm_100 on, LLVM writes `add.rn.f32.f16`: the operands but the last are halves."""
+    x, y, out = torch.randn(256).to(dtype), torch.randn(256), torch.empty(256)
+    with triton_compiled("sm_100"), check(stop=False) as report:
+        compiled = mixed_kernel[(1,)](x, y, out, kind)
+    assert f"{kind}.rn.f32.{'f16' if dtype == torch.float16 else 'bf16'}" in compiled.asm["ptx"]
+    wide = x.float()
+    assert out.equal({"add": y + wide, "sub": wide - y, "fma": (wide.double() ** 2 + y.double()).float()}[kind])
+    assert not report.findings
+
+
+@triton.jit
+def product_of_halves_kernel(a, b, out, STEPS: tl.constexpr):
+    row, column, inner = tl.arange(0, 64)[:, None], tl.arange(0, 16)[None, :], tl.arange(0, 16)
+    x, y = tl.load(a + row * 16 + inner[None, :]), tl.load(b + inner[:, None] * 16 + column)
+    acc = tl.zeros([64, 16], tl.float32)
+    for _ in range(STEPS):
+        acc += tl.dot(x, y, out_dtype=tl.float16)
+    tl.store(out + row * 16 + column, acc)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_sums_of_halves_may_be_unpacked_before_the_wait(arch, steps):
+    """Triton writes `mov.b32 {%rs1, %rs2}` of a wgmma's result before wgmma.wait_group."""
+    a, b, out = torch.randn(64, 16).half(), torch.randn(16, 16).half(), torch.empty(64, 16)
+    with triton_compiled(arch), check(stop=False) as report:
+        product_of_halves_kernel[(1,)](a, b, out, steps)
+    torch.testing.assert_close(out, steps * (a.float() @ b.float()), rtol=2e-3, atol=2e-2)
+    assert not report.findings

@@ -40,6 +40,7 @@ struct Product {
     unsigned fragment[4];  // A, if it is in registers
     unsigned long long a, b;  // descriptors of matrices in shared memory
     bool a_in_registers, transposed_a, transposed_b, negated_a, negated_b, keeps, saturates;
+    bool at_once;  // do not leave NaNs in the registers until the wait
     // of the runtime:
     bool is_chained;  // it continues from a product under way
     unsigned start[128];

@@ -2,6 +2,7 @@
 //
 // A product is computed as late as the rules allow, by the wait that completes its batch. Until then its result registers
 // hold NaNs, and a checked launch reports a store to its operands in shared memory. So a missing wait shows in every run.
+// Sums of halves are computed at once, because Triton unpacks their pairs before the wait, and ptxas moves that behind it.
 #pragma once
 
 #include "bulk_copies.h"
@@ -88,6 +89,9 @@ void simt_product(const Product* p) {
     last.batch = own.product_batches, last.site = CALLER;
     for (size_t i = 0; i + 1 < own.products.size(); ++i) last.is_chained |= same_result(own.products[i], last);
     if (!last.is_chained) take_registers(last);
+    if (!p->at_once) return;
+    w.current->value = own.product_batches + 1;
+    meet(w, MATRIX, ~0u, w.current, complete_products, 0, CALLER);
 }
 void simt_products_fence() { asynchronous(*worker->current).products_fenced = true; }
 void simt_products_commit() { asynchronous(*worker->current).product_batches++; }

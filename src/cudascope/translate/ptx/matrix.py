@@ -135,6 +135,8 @@ def multiply_async(name: str, words: list[str], operands: list[str], scope: Scop
     out = elements(operands[0])
     fields = [f".a_in_registers = {str(in_registers).lower()}", f".keeps = (bool){_flag(operands[3], scope)}"]
     flags = [int(each) for each in operands[4:]]
+    if result == "f16":
+        fields.append(".at_once = true")
     if result != "s32":
         fields += [f".negated_a = {str(flags[0] < 0).lower()}", f".negated_b = {str(flags[1] < 0).lower()}"]
     if turns:
