@@ -22,7 +22,7 @@ from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
-from pagewise.paged_attention.in_triton import partial_results
+from pagewise.paged_attention.in_triton import attend, partial_results
 from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_attention_varlen import plan as plan_of_step
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
@@ -57,10 +57,12 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
             yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
         yield f"Triton flash, {str(dtype)[6:]}", forward_and_backward(*qkv)
+        yield f"Triton flash with a window, {str(dtype)[6:]}", forward_and_backward(*qkv, window=20)
         for split in ("num_splits", "split_size"):
             decode = partial(flash_decoding, qkv[0][:, :, :3], *qkv[1:], **{split: 32}, backend="triton", **options)
             yield f"Triton dense decode, {split}, {str(dtype)[6:]}", decode
         few = (qkv[0][:, :, :3], *qkv[1:])
+        yield f"Triton dense decode, shared, {str(dtype)[6:]}", partial(attend, *few, ScoreOptions(), ("share", 5))
         yield f"Triton unified max, {str(dtype)[6:]}", partial(unified, *few)
         yield f"Triton lazy rescale, {str(dtype)[6:]}", product(lazy_rescale_attention, *few, **IN_TRITON)
         for name, run in first_rungs(inputs, *qkv):
@@ -154,12 +156,12 @@ def padded_qkv(T: int, S: int, dtype: torch.dtype, device: torch.device) -> list
     return qkv
 
 
-def forward_and_backward(q: Tensor, k: Tensor, v: Tensor) -> Run:
+def forward_and_backward(q: Tensor, k: Tensor, v: Tensor, **options: int) -> Run:
     """out and lse, and the gradients of q, k and v from some of out and lse."""
     leaves = [x.requires_grad_() for x in (q.detach(), k.detach(), v.detach())]
 
     def run() -> tuple[Tensor, ...]:
-        out, lse = flash_attention(*leaves, causal=True, return_lse=True, backend="triton")
+        out, lse = flash_attention(*leaves, causal=True, return_lse=True, backend="triton", **options)
         d_lse = lse.detach().nan_to_num(neginf=0.0)
         return out.detach(), lse.detach(), *torch.autograd.grad((out, lse), leaves, (q, d_lse))
 

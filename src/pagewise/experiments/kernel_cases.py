@@ -154,13 +154,13 @@ def varlen(dtype: torch.dtype, D: int, options: bool) -> Case:
 
 
 def decode(dtype: torch.dtype, D: int, options: bool) -> Case:
-    """Lesson 7's last rung: programs share the work. Options: also three queries per sequence, causal, in splits."""
+    """Lesson 7's splits and their merge. Options: three queries per sequence, by programs that share the work."""
     q, k, v = dense(2, 3 if options else 1, 150, D, dtype)
     lens, more = torch.tensor([150, 70]), of_scores(options) | {"causal": True}
     k[1, :, 70:] = v[1, :, 70:] = torch.nan
 
     def run() -> Tensors:
-        num_splits = 3 if options else None
+        num_splits = None if options else 3
         out, lse = flash_decoding(
             q, k, v, seq_lens=lens.int(), num_splits=num_splits, return_lse=True, **more, **TRITON
         )
