@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+LOG2_E = 1.4426950408889634
+
 
 class Scoring(NamedTuple):
     """How a product q · k becomes a score, in units of log 2. In a kernel, `of_head` takes the fields of one head."""
@@ -15,7 +17,14 @@ class Scoring(NamedTuple):
     scale: float  # · log₂ e; with a softcap: the scale of the tanh's argument
     softcap: float | None  # · log₂ e
     slopes: Tensor | None  # ALiBi: [H] float32
-    attn_mask: Tensor | None  # [B, H, T, S] bytes
+    attn_mask: Tensor | None = None  # [B, H, T, S] bytes
+
+    @classmethod
+    def of(cls, scale: float, softcap: float, slopes: Tensor | None, attn_mask: Tensor | None = None) -> "Scoring":
+        """Return these options in the kernels' units. A softcap of 0 is none."""
+        if softcap > 0:
+            return cls(scale / softcap, softcap * LOG2_E, slopes, attn_mask)
+        return cls(scale * LOG2_E, None, slopes, attn_mask)
 
 
 class Dropout(NamedTuple):

@@ -17,7 +17,6 @@ from pagewise.tools.device import without_bfloat16
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
 
-LOG2_E = 1.4426950408889634
 MAX_HEAD_SIZE = 256
 Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
 
@@ -200,12 +199,10 @@ def takes_tma(x: Float[Tensor, "B heads rows D"]) -> bool:
 
 def scoring_of(inputs: FlashInputs) -> Scoring:
     """The kernels' argument scoring."""
-    scale, softcap, mask = inputs.scale, inputs.softcap, inputs.attn_mask
+    mask = inputs.attn_mask
     if mask is not None:
         mask = mask.expand(*inputs.q.shape[:3], inputs.k.shape[2]).view(torch.uint8)
-    if softcap > 0:
-        return Scoring(scale / softcap, softcap * LOG2_E, inputs.alibi_slopes, mask)
-    return Scoring(scale * LOG2_E, None, inputs.alibi_slopes, mask)
+    return Scoring.of(inputs.scale, inputs.softcap, inputs.alibi_slopes, mask)
 
 
 def window_of(inputs: FlashInputs) -> int | None:

@@ -42,6 +42,24 @@ class _Launch(NamedTuple):
         sizes |= {"CAUSAL": causal and T > 1, **tiles.launch_options}
         return cls(tiles, (items, num_splits), sizes, partial_results(B * H * T * num_splits, D, q.device))
 
+    def merge(self, kernel: Any, out: Tensor, *, outputs: tuple[Tensor, ...] = (), **arguments: Any) -> None:
+        """Merge the splits into out, row by row, by a merge kernel. outputs, arguments: what it has besides."""
+        D, rows = out.shape[-1], out.numel() // out.shape[-1]
+        out, lse = out.view(-1), torch.empty(rows, device=out.device)
+        launch(
+            kernel,
+            (rows,),
+            partials=self.partials,
+            out_ptr=out,
+            lse_ptr=lse,
+            num_splits=self.grid[1],
+            D=D,
+            BLOCK_D=padded(D),
+            LOADS=LOADS,
+            outputs=(out, lse, *outputs),
+            **arguments,
+        )
+
     def rescale_lazily(
         self,
         q: Tensor,
@@ -56,8 +74,7 @@ class _Launch(NamedTuple):
         from pagewise.kernels.flash_decoding_plus_plus import lazy_rescale_kernel
         from pagewise.kernels.paged_attention import merge_splits_kernel
 
-        out, lse = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-        rows = (out.view(-1), lse.view(-1))
+        out = q.new_empty(q.shape)
         launch(
             lazy_rescale_kernel,
             self.grid,
@@ -74,18 +91,7 @@ class _Launch(NamedTuple):
             WIDE=q.dtype == torch.float16 and tau > LOG_FLOAT16_MAX,
             **self.sizes,
         )
-        launch(
-            merge_splits_kernel,
-            (lse.numel(),),
-            partials=self.partials,
-            out_ptr=rows[0],
-            lse_ptr=rows[1],
-            num_splits=self.grid[1],
-            D=out.shape[-1],
-            BLOCK_D=padded(out.shape[-1]),
-            LOADS=LOADS,
-            outputs=rows,
-        )
+        self.merge(merge_splits_kernel, out)
         return out
 
 
@@ -108,7 +114,7 @@ def unified_max(
     out, unsafe = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.uint8)
     if not q.numel():
         return out, unsafe.view(torch.bool)
-    shared, lse = _Launch.of(q, k, causal, num_splits), q.new_empty(q.shape[:3], dtype=torch.float32)
+    shared, flags = _Launch.of(q, k, causal, num_splits), unsafe.view(-1)
     launch(
         unified_max_attention_kernel,
         shared.grid,
@@ -124,22 +130,8 @@ def unified_max(
         **shared.sizes,
     )
     band = Band.of(phi, low, high, k.shape[2], torch.float32)  # here, because a traced S is not a number
-    rows = (out.view(-1), lse.view(-1), unsafe.view(-1))
-    launch(
-        add_splits_kernel,
-        (lse.numel(),),
-        partials=shared.partials,
-        out_ptr=rows[0],
-        lse_ptr=rows[1],
-        unsafe_ptr=rows[2],
-        num_splits=shared.grid[1],
-        **band._asdict(),
-        D=q.shape[-1],
-        BLOCK_D=padded(q.shape[-1]),
-        LOADS=LOADS,
-        outputs=rows,
-    )
-    exact = shared.rescale_lazily(q, k, v, seq_lens, unsafe.view(-1), scale, 0.0)
+    shared.merge(add_splits_kernel, out, outputs=(flags,), unsafe_ptr=flags, **band._asdict())
+    exact = shared.rescale_lazily(q, k, v, seq_lens, flags, scale, 0.0)
     unsafe = unsafe.view(torch.bool)
     return torch.where(unsafe[..., None], exact, out), unsafe
 

@@ -34,7 +34,6 @@ from pagewise.tools.tuning import (
 )
 
 INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
-LOG2_E = 1.4426950408889634
 MAX_HEAD_SIZE = 256
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
@@ -226,12 +225,9 @@ def _decode_attention(
     if not q.numel():
         return out, lse
     (_, H, T, D), Hkv = q.shape, k.shape[1]
-    if plan is None:  # made here, because in a graph its size would be a constant
+    if plan is None and way == "share":  # made here, because in a graph its size would be a constant
         tables = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
         plan = shared_plan(q, k, ScoreOptions(causal=causal, window=window), (way, count), **tables)
-    scoring = Scoring(scale * LOG2_E, None, alibi_slopes, None)
-    if softcap:
-        scoring = scoring._replace(scale=scale / softcap, softcap=softcap * LOG2_E)
     table, table_stride = flat_table(block_tables)
     stored_k, stored_v, float8_bits = as_kernels_read(k, v)
     for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q):
@@ -259,7 +255,7 @@ def _decode_attention(
             v=stored_v,
             block_tables=table,
             table_stride=table_stride,
-            scoring=scoring,
+            scoring=Scoring.of(scale, softcap, alibi_slopes),
             FLOAT8_BITS=float8_bits,
             outputs=(out, lse),
             stored=(stored_k, stored_v),

@@ -103,16 +103,17 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     form = _FORMS.get(first)
     if not form:
         raise Unknown(name)
-    values = list(map(scope.value, operands[1:]))
+    small = None
     if first in ("add", "sub", "fma") and words[-2:-1] == ["f32"] and words[-1] in _SMALL:  # from sm_100 on
-        small = words.pop()
-        for i in range(form.sources - 1):  # all but the last are widened
-            values[i : i + 1] = [call("cvt", [f"{P}f32", P + small, flags([])], [value]) for value in values[i : i + 1]]
+        *words, small = words
     words, types = words[: -len(form.types)], words[-len(form.types) :]
     allowed = len(types) == len(form.types) and all(map(frozenset.__contains__, form.types, types))
     if not allowed or not form.words.issuperset(words):
         raise Unknown(name)
     expect(name, operands, 1 + form.sources)
+    values = list(map(scope.value, operands[1:]))
+    if small:
+        values[:-1] = [call("cvt", [f"{P}f32", P + small, flags([])], [value]) for value in values[:-1]]
     value = call(first, [*map(P.__add__, types), flags(words)], values)
     return assign(operands[0], value, scope)
 
