@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import hashlib
+import importlib.util
 import itertools
 import os
 import subprocess
@@ -21,7 +22,8 @@ def folder() -> Path:
     from importlib.metadata import version
 
     sources = (HERE / "gpu_memory.cpp").read_text() + driver.library_source()
-    key = hashlib.sha256(f"{sources}{sys.version}{version('torch')}".encode()).hexdigest()[:12]
+    torch = importlib.util.find_spec("torch").origin  # what is built is linked with this very torch
+    key = hashlib.sha256(f"{sources}{sys.version}{version('torch')}{torch}".encode()).hexdigest()[:12]
     cache = Path(os.environ.get("CUDASCOPE_CACHE") or Path.home() / ".cache" / "pagewise")
     place = cache / "rehearsal" / key
     place.mkdir(parents=True, exist_ok=True)
@@ -30,8 +32,6 @@ def folder() -> Path:
 
 def build(place: Path) -> Path:
     """gpu_memory.cpp as a library for the installed torch."""
-    import importlib.util
-
     library = place / "gpu_memory.so"
     if not library.exists():
         torch = Path(importlib.util.find_spec("torch").origin).parent
