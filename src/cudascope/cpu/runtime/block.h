@@ -222,6 +222,8 @@ struct Pending {  // an access that was announced: what becomes of it is settled
 
 struct Code { u64 start, end, variables, variables_end; };  // a compiled file in memory: its instructions, and its variables
 
+struct Worker;
+
 // The part of a launch that its workers share.
 struct Job {
     Launch& launch;
@@ -241,6 +243,10 @@ struct Job {
     Code code{};
     std::vector<Shadow> tensors;  // by Region
     u64 first_copy = ~0ull, last_copy = 0;  // the least and the greatest address in copies of tensors
+    // launches with several workers:
+    u32 running = 0;  // workers that have not ended
+    std::set<const Worker*> in_vain;  // those that have found that nothing changes any more
+    u64 memory_in_vain = 0, rounds_in_vain = 0;  // the state of memory then, and how often all of them have found it
     // launches with one worker:
     std::atomic<u32> ended_blocks{0};
     u32 at_grid = 0;

@@ -39,6 +39,10 @@ static void work(Job& job) {
         raise_error(w, e);
     }
     timer.set(0, 0);
+    {
+        std::lock_guard<std::mutex> guard(job.lock);
+        job.running--, job.in_vain.erase(&w);
+    }
     worker = nullptr;
     sigaltstack(&old_stack, nullptr);
     for (size_t i = 0; i < w.blocks.size(); ++i) release_block(job, *w.blocks[i], i < 2);
@@ -100,6 +104,7 @@ static void run(Launch* launch, void*& python) {
         std::vector<std::thread> helpers;
         if (launch->mode != PLAIN) launch->workers = 1;
         launch->workers = std::min(launch->workers, job.num_blocks);
+        job.running = launch->workers;
         for (u32 i = 1; i < launch->workers; ++i) helpers.emplace_back([&] { work(job); });
         work(job);
         for (std::thread& helper : helpers) helper.join();

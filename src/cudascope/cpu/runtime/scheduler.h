@@ -159,6 +159,7 @@ static bool advance(Worker& w, Block& b) {
             if (job.failed || job.stop) return false;
             if (w.clock_preempted_at == w.switches) preemptions++;
         }
+        if (b.ready.empty()) break;
         bool waited = w.waits != waits, polled = w.polls != polls, changed = w.progress != progress;
         b.yields = waited || changed ? 0 : b.yields + 1;
         polled_in_vain = changed ? 0 : polled_in_vain + polled;

@@ -78,6 +78,19 @@ static bool came_back(Worker& w, Block& b, u32 first_look) {
     return true;
 }
 
+// Whether all workers find that nothing changes any more. One has found it for its own thread blocks, which another worker
+// may let go on. They all have to find it, with the same memory, and to find it again twice after the last of them.
+static bool all_workers_find_so(Worker& w, u64 memory) {
+    Job& job = *w.job;
+    if (job.launch.workers == 1) return true;
+    std::lock_guard<std::mutex> guard(job.lock);
+    if (job.memory_in_vain != memory) job.memory_in_vain = memory, job.rounds_in_vain = 0, job.in_vain.clear();
+    job.in_vain.insert(&w);
+    if (job.in_vain.size() < job.running) return false;
+    job.in_vain.clear();
+    return ++job.rounds_in_vain == 3;
+}
+
 // Nothing changes any more: each thread block in flight has come back to its state twice or waits at a barrier of the grid,
 // memory is the same both times, and no other thread block can start.
 static bool nobody_can_go_on(Worker& w) {
@@ -88,9 +101,8 @@ static bool nobody_can_go_on(Worker& w) {
         somebody_runs = true;
     }
     if (!somebody_runs) return true;
-    if (w.job->launch.workers > 1) return false;
     u64 memory = state_of_memory(*w.job);
-    if (w.memory_since == w.progress && w.memory == memory) return true;
+    if (w.memory_since == w.progress && w.memory == memory && all_workers_find_so(w, memory)) return true;
     w.memory_since = w.progress, w.memory = memory;
     for (Block* b : w.waiting) {
         b->repeats_since = NEVER;
