@@ -19,6 +19,7 @@ from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_count, check_qkv, check_same, check_shape
 from pagewise.tools.device import choose_backend
 from pagewise.tools.launch import launch
+from pagewise.tools.ops import custom_op
 from pagewise.tools.products import product
 from pagewise.tools.transforms import derivative_of, outside_graphs
 
@@ -116,7 +117,7 @@ def _online_softmax_torch(x: Float[Tensor, "*rows S"], tile_size: int) -> Float[
     return torch.cat(out, dim=-1).to(x.dtype)
 
 
-@torch.library.custom_op("pagewise::online_softmax", mutates_args=())
+@custom_op("online_softmax", fake=lambda x, _: torch.empty_like(x, memory_format=torch.contiguous_format))
 def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     from pagewise.kernels.online_softmax import online_softmax_kernel
 
@@ -129,19 +130,16 @@ def _online_softmax_op(x: Tensor, tile_size: int) -> Tensor:
     return out
 
 
-@_online_softmax_op.register_fake
-def _(x: Tensor, tile_size: int) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _softmax_backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
     (saved,) = ctx.saved_tensors
     out, g = saved.float(), grad.float()
     return (out * (g - (g * out).sum(dim=-1, keepdim=True))).to(saved.dtype), None
 
 
-_online_softmax_op.register_autograd(
-    _softmax_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output)
+torch.library.register_autograd(
+    "pagewise::online_softmax",
+    _softmax_backward,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
 )
 
 

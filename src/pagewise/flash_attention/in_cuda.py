@@ -20,6 +20,7 @@ from pagewise.flash_attention.ops import empty_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
+from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -129,15 +130,10 @@ def _in_vecs(x: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- custom op
 
 
-@torch.library.custom_op("pagewise::flash_attention_cuda", mutates_args=())
+@custom_op("flash_attention_cuda", fake=lambda q, *_: _outputs(q))
 def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     kernel, shared = split_q_kernel(q.dtype, q.shape[-1]), tile_bytes(q.dtype, q.shape[-1])
     return launch(kernel, shared, q, k, v, causal, scale)
-
-
-@_flash_attention_cuda.register_fake
-def _(q, *_):
-    return _outputs(q)
 
 
 @counts_as("pagewise::flash_attention_cuda")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.options import ScoreOptions
+from pagewise.tools.ops import custom_op
 from pagewise.tools.transforms import wants_gradient
 
 NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
@@ -86,7 +87,7 @@ _FORWARD = f"({_INPUTS}, bool requires_grad) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, Tensor saved, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
 
 
-@torch.library.custom_op("pagewise::flash_attention", mutates_args=(), schema=_FORWARD)
+@custom_op("flash_attention", schema=_FORWARD, fake=lambda q, *others: outputs(q, *reversed(others[-2:])))
 def _flash_attention(*arguments):
     from pagewise.flash_attention import in_torch, in_triton
 
@@ -97,7 +98,7 @@ def _flash_attention(*arguments):
     return results
 
 
-@torch.library.custom_op("pagewise::flash_attention_backward", mutates_args=(), schema=_BACKWARD)
+@custom_op("flash_attention_backward", schema=_BACKWARD, fake=lambda *fields: tuple(map(empty_like, fields[5:8])))
 def _flash_attention_backward(d_out, d_lse, out, lse, saved, *fields):
     from pagewise.flash_attention import in_torch, in_triton
 
@@ -105,17 +106,6 @@ def _flash_attention_backward(d_out, d_lse, out, lse, saved, *fields):
     if inputs.backend == "triton":
         return in_triton.backward(inputs, d_out, d_lse, out, lse, saved)
     return in_torch.backward(inputs, d_out, d_lse, out, lse)
-
-
-@_flash_attention.register_fake
-def _(q, *others):
-    *_, backend, requires_grad = others
-    return outputs(q, requires_grad, backend)
-
-
-@_flash_attention_backward.register_fake
-def _(d_out, d_lse, out, lse, saved, q, k, v, *others):
-    return tuple(empty_like(x) for x in (q, k, v))
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:
@@ -140,5 +130,5 @@ def _no_second_backward(ctx, *gradients: Tensor) -> None:
     )
 
 
-_flash_attention.register_autograd(_backward, setup_context=_keep_for_backward)
-_flash_attention_backward.register_autograd(_no_second_backward)
+torch.library.register_autograd("pagewise::flash_attention", _backward, setup_context=_keep_for_backward)
+torch.library.register_autograd("pagewise::flash_attention_backward", _no_second_backward)

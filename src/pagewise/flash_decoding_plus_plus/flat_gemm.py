@@ -25,6 +25,7 @@ from cudascope.gpus import H200
 from pagewise.paged_attention.in_cuda import shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
+from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import check_derivative
 from pagewise.tools.work import counts_as
@@ -202,15 +203,10 @@ def tensor_cores_take(x: Tensor) -> bool:
     return x.dtype != torch.float32 and not 0 < architecture(x.device).sm < 80
 
 
-@torch.library.custom_op("pagewise::flat_gemm", mutates_args=())
+@custom_op("flat_gemm", fake=lambda x, w, _: _output(x, w))
 def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
     """Return x @ wᵀ, computed on tensor cores if they are asked for and take x, else on CUDA cores."""
     return (on_tensor_cores if tensor_cores and tensor_cores_take(x) else on_cuda_cores)(x, w)
-
-
-@few_rows.register_fake
-def _(x, w, tensor_cores):
-    return _output(x, w)
 
 
 @counts_as("pagewise::flat_gemm")

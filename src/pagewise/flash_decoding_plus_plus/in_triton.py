@@ -15,6 +15,7 @@ from pagewise.flash_decoding_plus_plus.band import Band
 from pagewise.paged_attention.in_triton import partial_results
 from pagewise.tools.architecture import architecture
 from pagewise.tools.launch import launch
+from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv, padded
 from pagewise.tools.tuning import LOADS, Tiles, decode_tiles, splits_that_fill
 
@@ -95,7 +96,10 @@ class _Launch(NamedTuple):
         return out
 
 
-@torch.library.custom_op("pagewise::unified_max_attention", mutates_args=())
+@custom_op(
+    "unified_max_attention",
+    fake=lambda q, *_: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.bool)),
+)
 def unified_max(
     q: Tensor,
     k: Tensor,
@@ -136,12 +140,7 @@ def unified_max(
     return torch.where(unsafe[..., None], exact, out), unsafe
 
 
-@unified_max.register_fake
-def _(q, *others):
-    return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.bool)
-
-
-@torch.library.custom_op("pagewise::lazy_rescale_attention", mutates_args=())
+@custom_op("lazy_rescale_attention", fake=lambda q, *_: q.new_empty(q.shape))
 def lazy_rescale(
     q: Tensor, k: Tensor, v: Tensor, threshold: float, scale: float, causal: bool, num_splits: int | None
 ) -> Tensor:
@@ -150,8 +149,3 @@ def lazy_rescale(
         return q.new_empty(q.shape)
     shared = _Launch.of(q, k, causal, num_splits)
     return shared.rescale_lazily(q, k, v, None, None, scale, threshold * math.log(2))
-
-
-@lazy_rescale.register_fake
-def _(q, *others):
-    return q.new_empty(q.shape)

@@ -22,6 +22,7 @@ from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.tools.architecture import architecture
+from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import counts_as
 
@@ -223,7 +224,7 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
 # ---------------------------------------------------------------------------------------------- custom op
 
 
-@torch.library.custom_op("pagewise::paged_attention_cuda", mutates_args=())
+@custom_op("paged_attention_cuda", fake=lambda q, *_: _outputs(q))
 def _paged_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -241,11 +242,6 @@ def _paged_attention(
     if partition_size is not None:
         return _in_partitions(arguments, v_scale, partition_size, query_heads)
     return _one_pass(v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1]), arguments, v_scale)
-
-
-@_paged_attention.register_fake
-def _(q, *_):
-    return _outputs(q)
 
 
 @counts_as("pagewise::paged_attention_cuda")

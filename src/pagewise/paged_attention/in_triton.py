@@ -22,6 +22,7 @@ from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_mode, without_bfloat16
 from pagewise.tools.launch import launch
+from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv, padded
 from pagewise.tools.tuning import (
     CHUNK_KEYS,
@@ -201,7 +202,9 @@ def sizes_of(q: Tensor, k: Tensor, block_tables: Tensor | None, tiles: Tiles) ->
     return DecodeSizes(P, D, padded(D), q.shape[1] // k.shape[1], tiles.rows, tiles.keys)
 
 
-@torch.library.custom_op("pagewise::decode_attention", mutates_args=())
+@custom_op(
+    "decode_attention", fake=lambda q, k, v, block_tables, seq_lens, cu_seqlens_q, *_: _empty_results(q, cu_seqlens_q)
+)
 def _decode_attention(
     q: Tensor,
     k: Tensor,
@@ -281,11 +284,6 @@ def _empty_results(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tens
     _, H, T, D = q.shape
     out, lse = q.new_empty(T, H, D), q.new_empty(T, H, dtype=torch.float32)
     return out.transpose(0, 1)[None], lse.transpose(0, 1)[None]
-
-
-@_decode_attention.register_fake
-def _(q, k, v, block_tables, seq_lens, cu_seqlens_q, *_):
-    return _empty_results(q, cu_seqlens_q)
 
 
 def flat_table(block_tables: Int32[Tensor, "B M"] | None) -> tuple[Int32[Tensor, " numbers"] | None, int]:

@@ -1,6 +1,7 @@
 """The properties of a GPU that a launch depends on: compute capability, shared memory, number of SMs."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -38,10 +39,20 @@ def compiled_for() -> Architecture | None:
     """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for. Outside of it, return None."""
     if torch.compiler.is_compiling():  # torch.compile cannot trace a context variable
         return None
-    from cudascope.triton.launches import triton_target
+    target = _triton_target()()
+    return None if target is None else _of_target(target.sm)
 
-    target = triton_target()
-    return Architecture(target.sm, SHARED_BYTES[target.sm], BY_SM[target.sm].num_sms) if target else None
+
+@functools.cache
+def _triton_target() -> Callable:
+    from cudascope.triton.launches import triton_target  # not before it is needed: it imports what runs PTX
+
+    return triton_target
+
+
+@functools.cache
+def _of_target(sm: int) -> Architecture:
+    return Architecture(sm, SHARED_BYTES[sm], BY_SM[sm].num_sms)
 
 
 @functools.cache

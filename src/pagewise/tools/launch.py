@@ -36,27 +36,27 @@ def launch(
         scratch: the kernel makes tensor descriptors, which a GPU keeps in memory that torch allocates for the launch.
         keywords: the kernel's parameters and the launch options, such as num_warps.
     """
+    device = next(_tensors((*arguments, *keywords.values()))).device
     copies: list[tuple[Tensor, Tensor]] = []
+    widens = triton_mode() == "interpreted"
 
     def passed(argument: Any) -> Any:
+        if isinstance(argument, Tensor):
+            tensor = argument
+            if widens and tensor.dtype == torch.bfloat16 and not _among(tensor, stored):
+                tensor = tensor.float()
+                if _among(argument, outputs):
+                    copies.append((argument, tensor))
+            if tensor.dim() >= 2:
+                return tensor, *tensor.stride()
+            if not argument.is_contiguous() and _among(argument, outputs):
+                raise ValueError(f"an output of one dimension must be contiguous, got stride {argument.stride(0)}")
+            return tensor.contiguous()
         if isinstance(argument, tuple):
             fields = map(passed, argument)
             return type(argument)._make(fields) if hasattr(argument, "_make") else tuple(fields)
-        if not isinstance(argument, Tensor):
-            return argument
-        tensor = argument
-        if tensor.dtype == torch.bfloat16 and triton_mode() == "interpreted" and not _among(argument, stored):
-            tensor = tensor.float()
-        if _among(argument, outputs):
-            if argument.dim() == 1 and not argument.is_contiguous():
-                raise ValueError(f"an output of one dimension must be contiguous, got stride {argument.stride(0)}")
-            if tensor is not argument:
-                copies.append((argument, tensor))
-        elif tensor.dim() < 2:
-            tensor = tensor.contiguous()
-        return tensor if tensor.dim() < 2 else (tensor, *tensor.stride())
+        return argument
 
-    device = next(_tensors((*arguments, *keywords.values()))).device
     with triton_launch(device):
         run = functools.partial(kernel[grid], *map(passed, arguments), **{n: passed(x) for n, x in keywords.items()})
         if scratch:  # Triton's allocator is a context variable: in a copy of the context, that of the caller stays

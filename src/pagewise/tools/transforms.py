@@ -28,7 +28,7 @@ _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAK
 
 def derivative_of(*tensors: Tensor | None) -> Derivative | None:
     """Return the kind of derivative that autograd or torch.func follows through these tensors, or None."""
-    found = {_derivative(tensor) for tensor in tensors if isinstance(tensor, Tensor)}
+    found = [_derivative(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
     return next((kind for kind in ("forward mode", "torch.func", "backward") if kind in found), None)
 
 
