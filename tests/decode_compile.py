@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 from covering import covering, is_full
-from triton_compile import compile_launches
+from triton_compile import Compiled, compile_launched
 
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
@@ -28,21 +28,18 @@ TENSOR_CORES = [80, 86, 89, 90, 100, 120] if is_full() else [80, 90, 120]
 
 
 def for_every_gpu(axes, allowed=lambda case: True):
-    """Cases with every pair of values of `axes` and of the GPUs, and one case for sm_75.
+    """Cases with every pair of values of `axes` and of the GPUs; with PAGEWISE_FULL=1, two cases for sm_75 too.
 
-    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile. The case has
-    the second value of each axis, with which options are compiled for a GPU that lacks instructions. With
-    PAGEWISE_FULL=1, another case has the first values.
+    On sm_75 Triton has no tensor cores, auto takes torch, and a kernel takes six times as long to compile. The two
+    cases have the first and the second value of each axis.
     """
-    for_sm_75 = (
-        {name: values[i] for name, values in axes.items()} | {"sm": 75} for i in ((1, 0) if is_full() else (1,))
-    )
-    return [*covering(axes | {"sm": TENSOR_CORES}, allowed), *for_sm_75]
+    for_sm_75 = [{name: values[i] for name, values in axes.items()} | {"sm": 75} for i in (0, 1)]
+    return covering(axes | {"sm": TENSOR_CORES}, allowed) + (for_sm_75 if is_full() else [])
 
 
-def compiled(which, sm, **case):
-    """Return what a call launches by the kernels' names. The last of two launches of one kernel counts."""
-    return compile_launches(sm, call_of(which, **case))
+def compiled(which, sm, *, kernel=None, **case) -> Compiled:
+    """Return KERNELS[which], or another kernel that a call launches. The last of two launches of one kernel counts."""
+    return compile_launched(sm, kernel or KERNELS[which], call_of(which, **case))
 
 
 def call_of(
@@ -80,7 +77,7 @@ def call_of(
 
 def assert_fits(which, record_property, sm, **case):
     """The kernel compiles, its shared memory fits the GPU, and it spills next to nothing where it has tensor cores."""
-    found = compiled(which, sm, **case)[KERNELS[which]]
+    found = compiled(which, sm, **case)
     for figure in ("registers", "spilled_bytes", "shared_bytes"):
         record_property(figure, getattr(found, figure))
     assert found.shared_bytes <= SHARED_BYTES[sm]

@@ -56,27 +56,27 @@ def compile_triton(
     return Compiled(**answer)
 
 
-def compile_launches(sm: int, call: Callable[[], Any]) -> dict[str, Compiled]:
-    """Compile what `call` launches on a GPU of capability `sm`, and execute nothing. By the kernels' names."""
+def compile_launched(sm: int, name: str, call: Callable[[], Any]) -> Compiled:
+    """Compile the kernel `name` as `call` last launches it on a GPU of capability `sm`, and execute nothing."""
     from cudascope import triton_compiled  # not above: the second process runs this file without the package
     from cudascope.triton import launches
     from cudascope.triton.compiler import specialised
 
-    found = {}
+    requests = {}
 
-    def compile_only(target: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+    def keep(target: Any, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         launch = specialised(kernel, target.sm, args, options)
-        answer = _ask(request=json.loads(launch.request))
-        assert "error" not in answer, f"{launch.name} does not compile for sm_{sm}:\n{answer['error']}"
-        found[launch.name] = Compiled(**answer)
+        requests[launch.name] = launch.request
 
-    executed, launches._run = launches._run, compile_only
+    executed, launches._run = launches._run, keep
     try:
         with triton_compiled(f"sm_{sm}"):
             call()
     finally:
         launches._run = executed
-    return found
+    answer = _ask(request=json.loads(requests[name]))
+    assert "error" not in answer, f"{name} does not compile for sm_{sm}:\n{answer['error']}"
+    return Compiled(**answer)
 
 
 def _ask(**question: Any) -> dict[str, Any]:
