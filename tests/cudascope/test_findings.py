@@ -9,9 +9,10 @@ from planted import marked_lines
 
 import cudascope
 from cudascope import CudaKernel
-from cudascope.cpp.file import declares_return, read
+from cudascope.cpp.file import read
 from cudascope.cpu.rules import FLAGS, RULES, FindingKind
 from cudascope.toolchain.headers import RUNTIME
+from cudascope.translate.returns import early_returns, has_unmarked_return, kernel_bodies
 
 FINDINGS, PLANTED = (Path(__file__).parent / name for name in ("findings.cu", "planted_bugs.cu"))
 SEEDS = (None, 0, 1, 2)
@@ -214,18 +215,25 @@ def test_the_runtime_has_its_rules_from_the_table():
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("body", "early", "unmarked"),
     [
-        ("{ if (i) { __syncthreads(); } }", False),
-        ("{ if (i) return; __syncthreads(); }", True),
-        ("{ LEAVE(i) __syncthreads(); }", True),
-        ("{ /* return */ __syncthreads(); }", False),
-        ("; void other() { return; }", True),  # its body is not there: nothing can be told
+        ("{ if (i) { __syncthreads(); } }", 0, False),
+        ("{ if (i) return; __syncthreads(); }", 1, False),
+        ("{ if (i) { return; } return; }", 1, False),
+        ("{ auto f = [&](int a) mutable -> int { return a; }; if (i) return; f(3); }", 1, False),
+        ("{ struct S { int f() { return 1; } }; if (i) return; __syncthreads(); }", 1, False),
+        ("{ if (i) { __syncthreads(); } if (i > 3) return; }", 0, False),
+        ("{ LEAVE(i) __syncthreads(); }", 0, True),
+        ("{ /* return */ __syncthreads(); }", 0, False),
+        ("; void other() { return; }", 0, True),  # its body is not there: nothing can be told
     ],
 )
-def test_a_return_in_a_kernels_body_is_seen(body, expected):
+def test_the_returns_by_which_a_thread_leaves_a_kernel_are_seen(body, early, unmarked):
     source = f"#define LEAVE(i) \\\n    if (i) return;\n__global__ void k(int i) {body}\nvoid host() {{ return; }}"
-    assert declares_return(read(source), "k") == expected
+    file = read(source)
+    kernels = kernel_bodies(file, file.pieces)
+    assert [len(early_returns(file, kernel)) for kernel in kernels] == ([early] if kernels else [])
+    assert has_unmarked_return(file, "k") == unmarked
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])

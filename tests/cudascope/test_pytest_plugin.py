@@ -134,13 +134,34 @@ def test_also():
     [
         ("schedules=0", "schedules must be an integer of at least 1, got 0"),
         ("schedules=True", "schedules must be an integer of at least 1, got True"),
-        ("seeds=3", "*unexpected keyword argument 'seeds'"),
+        ("seeds=3", "its options are schedules, ignore, also, outputs, got 'seeds'"),
+        ('outputs="out"', "outputs must be a tuple of names of parameters, as in *"),
     ],
 )
-def test_a_marker_that_cannot_be_read_ends_the_collection(run_tests, marker, sentence):
-    done = run_tests(f"@pytest.mark.cudascope({marker})\ndef test_it():\n    run()\n")
-    done.assert_outcomes(errors=1)
-    done.stdout.fnmatch_lines([f"*test_it: marker cudascope: {sentence}"])
+def test_a_marker_that_cannot_be_read_fails_its_test_alone(run_tests, marker, sentence):
+    done = run_tests(f"@pytest.mark.cudascope({marker})\ndef test_it():\n    run()\n\ndef test_other():\n    run()\n")
+    done.assert_outcomes(failed=1, passed=1)
+    done.stdout.fnmatch_lines([f"marker cudascope: {sentence}"])
+
+
+def test_outputs_of_a_marker_are_names_of_parameters(run_tests):
+    done = run_tests("""
+@pytest.mark.cudascope(schedules=1, outputs=("out",))
+def test_all_is_written():
+    run()
+
+@pytest.mark.cudascope(schedules=1, outputs=("out",))
+def test_not_all_is_written():
+    x, out = np.zeros(64, np.float32), np.zeros(65, np.float32)
+    cudascope.CudaKernel(REVERSE, "reverse")[1, 64](x, out, True)
+
+@pytest.mark.cudascope(schedules=1, outputs=("result",))
+def test_no_such_parameter():
+    run()
+""")  # fmt: skip
+    done.assert_outcomes(passed=1, failed=2)
+    done.stdout.fnmatch_lines(["never written, 1 ×: reverse: no thread writes 1 of the 65 elements of out, * out*64*"])
+    done.stdout.fnmatch_lines(["*ValueError: outputs: no launch inside has given an array to a parameter 'result'*"])
 
 
 def test_an_unknown_rule_fails_the_test(run_tests):

@@ -559,7 +559,7 @@ __global__ void different_masks(const float* x, float* out, int n, int bad) {
 PLANTED = {
     "past_the_end": ("out of bounds", "x", 40), "far_away": ("out of bounds", "x", 123456789),
     "before": ("out of bounds", "out", -1), "past_shared": ("out of bounds", "row", 64),
-    "into_the_next": ("out of bounds", "one", 32), "past_dynamic": ("out of bounds", "dynamic", 64),
+    "into_the_next": ("out of bounds", "one", 64), "past_dynamic": ("out of bounds", "dynamic", 64),
     "no_barrier": ("race", "row", None), "no_second_barrier": ("race", "one", 0),
     "no_syncwarp": ("race", "row", None), "branch": ("barrier", None, None), "gone_lane": ("lane", None, None),
     "not_in_mask": ("lane", None, None), "unwritten_shared": ("uninitialised", "row", 63),
@@ -603,7 +603,7 @@ def test_the_correct_twin_of_a_planted_bug_passes(name):
 def test_a_deadlock_is_an_error_without_checking_too(name):
     with pytest.raises(cudascope.Finding, match="waits for threads that never come") as caught:
         run(CHECKED, name, 2, 64, x=torch.randn(40), out=zeros(40), n=40, bad=1)
-    assert f"in line {line_of(CHECKED, name)} in a shuffle with mask 0x" in str(caught.value)
+    assert f"in line {line_of(CHECKED, name)} in __shfl_sync with mask 0x" in str(caught.value)
 
 
 OPTIMISED = r"""

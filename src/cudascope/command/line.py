@@ -29,11 +29,11 @@ from cudascope.command.given import (
 from cudascope.cpp.signature import Parameter, spelled
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.tokens import Tokens
-from cudascope.cpu.rules import RULES
+from cudascope.cpu.rules import SUMMARIES
 from cudascope.kernels.cuda import CudaKernel, declared_kernels, source_path
+from cudascope.watch.causes import by_cause
 from cudascope.watch.contexts import check, observe, time_limit
-from cudascope.watch.findings import Finding, merged, sarif_log, uri
-from cudascope.watch.report import Report
+from cudascope.watch.findings import Finding, sarif_log, uri
 
 
 def described(name: str, array: Array, file: str | None) -> str:
@@ -50,9 +50,6 @@ def described(name: str, array: Array, file: str | None) -> str:
 
 
 CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
-NEVER_WRITTEN = "never written"  # the one rule that the command line adds: it knows when the last launch has ended
-SUMMARIES = {rule.name: rule.summary for rule in RULES.values()}
-SUMMARIES[NEVER_WRITTEN] = "An element of an output that no thread writes."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,10 +79,9 @@ def _check(options: argparse.Namespace) -> int:
         )
         with time_limit(options.time_limit), checked as report:
             kernel[options.grid, options.block, options.shared](*arguments)
-        here = report.findings or _never_written(kernel, report, outputs)
-        for finding in here:
+        for finding in report.findings:
             first_seed.setdefault(finding.place, seed)
-        found = merged([*found, *here])
+        found = by_cause([*found, *report.findings])
     for finding in found:
         _print(finding, first_seed[finding.place])
     if options.sarif:
@@ -208,21 +204,6 @@ def _print(finding: Finding, seed: int | None) -> None:
 
 def _count(number: int, what: str) -> str:
     return f"{number or 'no'} {what}{'s' * (number != 1)}"
-
-
-def _never_written(kernel: CudaKernel, report: Report, outputs: dict[str, Array]) -> list[Finding]:
-    sentences = []
-    for name, output in outputs.items():
-        if len(unwritten := report.unwritten(output)):
-            first = ", ".join(map(str, unwritten[0].tolist()))
-            sentences.append(
-                f"{len(unwritten)} of the {output.size} elements of {name}, the first of them {name}[{first}]"
-            )
-    if not sentences:
-        return []
-    found = {"what": "uninitialised", "rule": NEVER_WRITTEN, "file": kernel.source.filename, "line": 0}
-    nobody = {"thread_block": (0, 0, 0), "thread": (0, 0, 0)}
-    return [Finding(f"no thread writes {'; '.join(sentences)}", kernel=kernel.name, **found, **nobody)]
 
 
 # ------------------------------------------------------------------------------------------------ options

@@ -45,7 +45,23 @@ def needed_by(file: File, name: str) -> list[Piece]:
         for piece in ready:  # a + b names no operator: it is needed where the types of its operands are
             needed[piece.start] = piece
             follow(words_of(file, piece))
+    kept = {_operator(file, piece) for piece in needed.values() if piece.is_operator}
+    needed |= {piece.start: piece for piece in file.pieces if _operator_of_using(file, piece) in kept}
     return sorted(needed.values())
+
+
+def _operator(file: File, piece: Piece) -> tuple[str, ...]:
+    """The tokens that name an operator: `operator "" _km`."""
+    tokens = file.tokens[piece.start : piece.parameters]
+    return tuple(tokens[tokens.index("operator") :]) if "operator" in tokens else ()
+
+
+def _operator_of_using(file: File, piece: Piece) -> tuple[str, ...] | None:
+    """The operator that a using-declaration brings in; None for other pieces."""
+    tokens = file.tokens[piece.start : piece.end]
+    if tokens[:1] != ["using"] or "operator" not in tokens:
+        return None
+    return tuple(tokens[tokens.index("operator") : -1])
 
 
 def device_text(source: Source, name: str, folders: Sequence[Path]) -> str:

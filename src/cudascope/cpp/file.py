@@ -214,6 +214,8 @@ class _Declaration:
         """The names that a variable, an alias or a forward declaration introduces, and perhaps a few more."""
         tokens, words = self.tokens, [*self._words(self.start, self.end)]
         if "using" in words:
+            if "operator" in words:  # device_code.needed_by decides
+                return frozenset()
             new = words[words.index("using") + 1 :]
             return frozenset(new[:1] if "=" in tokens[self.start : self.end] else new[-1:])
         pairs = [(tokens[j], tokens[j + 1]) for j in self.outer if j + 1 < len(tokens)]
@@ -234,6 +236,11 @@ class Statements:
         end = self._close[body]
         *_, smallest = (body + 1, end), *(each for each in self._inside(body, end + 1) if each[0] <= target < each[1])
         return smallest
+
+    def round(self, body: int, target: int) -> list[int]:
+        """Where the statements round token `target` begin, in the function whose body opens at `body`."""
+        inside = self._inside(body, self._close[body] + 1)
+        return [start for start, end in inside if start <= target < end]
 
     def is_always_reached(self, body: int, start: int) -> bool:
         """Whether the statement that begins at `start` stands in the body itself, under no condition."""
@@ -440,10 +447,3 @@ def read(text: str, defines: tuple[str, ...] | None = (), own: int = 0) -> File:
     """The file with this text; `defines` as for the compiler."""
     macros = (define.split("=", 1) if "=" in define else (define, "1") for define in defines or ())
     return File(text, lexemes_of(text), None if defines is None else dict(macros), own)
-
-
-def declares_return(file: File, function: str) -> bool:
-    """Whether kernel `function` has a `return` in its body: its threads may leave early. True where none is found."""
-    leaves = {"return", *(macro.name for macro in file.macros if "return" in macro.body)}
-    bodies = [piece for piece in file.pieces if piece.body is not None and function in piece.names]
-    return not bodies or any(not leaves.isdisjoint(file.tokens[piece.body : piece.end]) for piece in bodies)

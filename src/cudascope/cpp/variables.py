@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudascope.cpp.constants import SIZES
 from cudascope.cpp.file import File, Piece
 from cudascope.cpp.tokens import Tokens, partners, split, substitute
 from cudascope.cpp.types import POINTEES, canonical_type
@@ -44,6 +45,25 @@ def variables_in(file: File, pieces: Iterable[Piece]) -> Iterator[Variable]:
 def plain_variables(file: File) -> list[Variable]:
     """Those that every compiler of the source sees."""
     return list(variables_in(file, filter(file.is_plain, file.pieces)))
+
+
+def element_bytes(file: File) -> dict[str, int]:
+    """The bytes of an element of each array of CUDA memory, by its name: `__shared__`, `__constant__` and so on.
+
+    An array is left out if its type is not one of C++ or CUDA, or if two arrays of one name have different types.
+    """
+    found: dict[str, set[int]] = {}
+    for i, token in enumerate(file.tokens):
+        if token not in _KINDS and token != "__shared__":
+            continue
+        ends = (j for j in range(i, len(file.tokens)) if file.tokens[j] in ("[", ";", "=", "{"))
+        bracket = next(ends, i)
+        if file.tokens[bracket] == "[":
+            *words, name = file.tokens[i:bracket]
+            after_attributes = len(words) - words[::-1].index(")") if ")" in words else 0  # __align__(16)
+            words = [word for word in words[after_attributes:] if word not in _NO_TYPE | {"const", "__shared__"}]
+            found.setdefault(name, set()).add(SIZES.get(canonical_type(substitute(words, file.named)) or "", 0))
+    return {name: min(sizes) for name, sizes in found.items() if len(sizes) == 1 and min(sizes)}
 
 
 def as_declared(memory: Any, name: str, file: File) -> Any:

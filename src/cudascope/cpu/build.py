@@ -22,10 +22,19 @@ from typing import NamedTuple
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.cpp.signature import address_of
 from cudascope.cpp.source import CompileError, Included, Source
-from cudascope.cpu.library import Library, load
+from cudascope.cpu.library import Library, load, warnings_of
 from cudascope.cpu.rules import FLAGS
 from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, prune_at_times, publish, used
-from cudascope.toolchain.compiler import BYTES, find_compiler, in_words, prerequisites, run_compiler, with_conditions
+from cudascope.toolchain.compiler import (
+    BYTES,
+    done_by_compiler,
+    find_compiler,
+    in_words,
+    prerequisites,
+    run_compiler,
+    unset_variables,
+    with_conditions,
+)
 from cudascope.toolchain.headers import (
     HEADERS,
     RUNTIME,
@@ -44,6 +53,7 @@ from cudascope.translate.cuda import (
     must_be_cut,
     only_what_is_needed,
     preprocessed,
+    with_marked_returns,
     with_words_for_gcc,
     written,
 )
@@ -79,8 +89,8 @@ GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8", "-Werr
 KEEP_ACCESSES = ("-fno-tree-sra", "-fno-tree-loop-im", "-fno-tree-phiprop")
 INSTRUMENTED_FLAGS = ("-O1", "-DSIMT_INSTRUMENTED", "-fsanitize=thread,alignment,object-size", *KEEP_ACCESSES)
 # A volatile access has a hook of its own.
-GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1",)
-CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1")
+GCC_INSTRUMENTED_FLAGS = ("--param=tsan-distinguish-volatile=1", "-Wuninitialized", "-Wmaybe-uninitialized")
+CLANG_INSTRUMENTED_FLAGS = ("-mllvm", "-tsan-distinguish-volatile=1", "-Wuninitialized", "-Wreturn-stack-address")
 
 # Other optimizations make the runtime slower to compile, and launches are not faster with them.
 _RUNTIME_PARTS = {"runtime.cpp": ["-O1"], "calls.cpp": ["-O2", "-fno-tree-pre", "-fno-gcse", "-fno-tree-vrp"]}
@@ -114,7 +124,10 @@ class Kept(NamedTuple):
 
         For it the compiler opened the user's files `opened`. It would have opened one of `absent`, were it there.
         """
-        os.replace(made, self._library([*opened, *absent]))
+        library = self._library([*opened, *absent])
+        if warnings_of(made).exists():
+            os.replace(warnings_of(made), warnings_of(library))
+        os.replace(made, library)
         publish(self._list, json.dumps([list(opened), list(absent)]).encode())
         prune_at_times()
 
@@ -181,13 +194,14 @@ def _compile(
         made = Path(folder, "kernel.so")
         if not must_be_cut(file, entries):
             with contextlib.suppress(CompileError):
-                translation = as_it_stands(written(source) + _epilogue(entries), file)
+                marked = with_marked_returns(source, file) if instrumented else source
+                translation = as_it_stands(written(marked) + _epilogue(entries), file)
                 opened = compile_library(translation, flags, made, source, gaps=instrumented, may_be_cut=True)
                 whole.keep(made, opened, _elsewhere(source, opened) if included.is_unread else [])
                 return
         try:
             text = written(source) + _epilogue([name])
-            translation, opened, missing = only_what_is_needed(text, name, flags, source)
+            translation, opened, missing = only_what_is_needed(text, name, flags, source, marked=instrumented)
         except CompileError as error:
             raise with_conditions(error, source.filename, source.text) from None
         try:
@@ -305,7 +319,9 @@ def compile_library(
     compiler, _ = find_compiler()
     command = [*compiler, *flags, "-include", str(precompiled(flags)), "-S", "-x", "c++", "-"]
     assembly, rule = path.with_suffix(".s"), path.with_suffix(".d")
-    run_compiler([*command, "-o", str(assembly), "-MMD", "-MF", str(rule)], text, source.folder)
+    done = done_by_compiler([*command, "-o", str(assembly), "-MMD", "-MF", str(rule)], text, source.folder)
+    if warned := unset_variables(done.stderr, source):
+        warnings_of(path).write_text("".join(f"{json.dumps(each)}\n" for each in warned), encoding="utf-8")
     included = [str(source.folder / file) for file in prerequisites(rule.read_text(**BYTES)) if not is_foreign(file)]
     opened = list(dict.fromkeys([*opened, *included]))
     own = {source.filename, *opened}

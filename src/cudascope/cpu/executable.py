@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from cudascope.cpp.file import declares_return
 from cudascope.cpp.signature import base_name
 from cudascope.cpp.source import Source
 from cudascope.cpu.abi import Mode
@@ -12,6 +11,7 @@ from cudascope.cpu.build import build, entry_symbol
 from cudascope.cpu.library import Library
 from cudascope.toolchain.ptxas import PtxText
 from cudascope.translate.ptx.counters import Part
+from cudascope.translate.returns import early_returns, has_unmarked_return, kernel_bodies
 
 _LONGEST = 100  # characters of an instruction in a message
 
@@ -34,7 +34,7 @@ class Executable(NamedTuple):
     symbol: str  # of the function that a launch calls
     library: Callable[[bool], Library]  # the plain build, and the instrumented one (True). CompileError
     lines: Sequence[str]  # of the file that reports show
-    may_return: Callable[[], bool]  # before the kernel ends, so that a barrier may wait for a thread that has left
+    may_return: Callable[[], bool]  # by a `return` that does not tell: a barrier may wait for a thread that has left
     ptx: Ptx | None = None
 
     def build(self, mode: Mode) -> Library:
@@ -74,9 +74,21 @@ def executable_of(source: Source, name: str) -> Executable:
     `name` may be an instance of a template ("softmax<float, 128>").
     """
     library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
-    return Executable(name, source, entry_symbol(name), library, source.text.split("\n"), may_return(source, name))
+    return Executable(
+        name, source, entry_symbol(name), library, source.text.split("\n"), may_return(source, name, marked=True)
+    )
 
 
-def may_return(source: Source, name: str) -> Callable[[], bool]:
-    """A function that reads once whether kernel `name` of `source` has a `return`."""
-    return functools.cache(lambda: declares_return(source.read(), base_name(name)))
+def may_return(source: Source, name: str, *, marked: bool) -> Callable[[], bool]:
+    """A function that reads once whether kernel `name` of `source` may have a `return` that tells the runtime nothing.
+
+    In a build whose returns are `marked` these are the returns of macros and of headers.
+    """
+
+    def reads() -> bool:
+        file, function = source.read(), base_name(name)
+        kernels = kernel_bodies(file, (piece for piece in file.pieces if function in piece.names))
+        is_early = not marked and any(early_returns(file, each) for each in kernels)
+        return is_early or has_unmarked_return(file, function)
+
+    return functools.cache(reads)

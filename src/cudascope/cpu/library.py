@@ -33,6 +33,14 @@ class Variable(NamedTuple):
     bytes: int
 
 
+class Warned(NamedTuple):
+    """What the compiler has warned of: the line of the source, and a sentence. `is_maybe`: on one of several ways."""
+
+    line: int
+    text: str
+    is_maybe: bool
+
+
 class ParameterType(NamedTuple):
     """A parameter's type in full, and its size and alignment. A pointer has the size and alignment of its pointee."""
 
@@ -66,6 +74,8 @@ class Library(NamedTuple):
     has_grid_sync: bool
     has_scopes: bool  # atomics or fences of block scope
     variables: tuple[Variable, ...]
+    objects: tuple[SharedArray, ...]  # all constants and variables, by address: their offset is the address
+    warnings: tuple[Warned, ...]
 
     def parameters(self, entry: str) -> list[ParameterType]:
         """Return the types that the compiler gives the parameters of the kernel with symbol `entry`."""
@@ -102,6 +112,9 @@ def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()
     at = {each.symbol: each.offset for each in symbols}
     dynamic = at.get("simt_dynamic")
     shared, guards, dynamic_names = [], [], []
+    address = ctypes.cast(handle.simt_base, ctypes.c_void_p).value or 0
+    base = address - at["simt_base"]
+    objects = [each for each in symbols if each.kind == "OBJECT" and not each.symbol.startswith(_NOT_OURS)]
     for each in symbols:
         if each.symbol in ("simt_dynamic", "_TLS_MODULE_BASE_") or not each.is_local:  # the linker's, on aarch64
             continue
@@ -111,12 +124,11 @@ def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()
             guards.append(SharedArray(each.name, each.offset, each.bytes))
         else:
             shared.append(SharedArray(each.name, each.offset, each.bytes, each.symbol))
-    address = ctypes.cast(handle.simt_base, ctypes.c_void_p).value or 0
     segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
     return Library(
         path,
         handle,
-        address - at["simt_base"],
+        base,
         tuple(shared),
         tuple(guards),
         dynamic,
@@ -129,6 +141,11 @@ def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()
         "simt_grid_sync" in at,
         "simt_block_scope" in at,
         tuple(_variables(handle)),
+        tuple(
+            SharedArray(each.name, base + each.offset, each.bytes, each.symbol)
+            for each in sorted(objects, key=lambda each: each.offset)
+        ),
+        tuple(_warnings(path)),
     )
 
 
@@ -144,6 +161,7 @@ def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
 
 
 _OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync", "simt_block_scope")
+_NOT_OURS = ("simt_", "_Z12simt_", "__", "completed.", "_ZGV")  # the runtime's and the linker's
 
 
 class _Symbol(NamedTuple):
@@ -151,11 +169,15 @@ class _Symbol(NamedTuple):
     name: str  # in the source: `tile` of _ZZ9transposePfPKfE4tile
     offset: int
     bytes: int
-    is_local: bool  # to a thread
+    kind: str  # "TLS", local to a thread; "OBJECT", a constant or a variable; "FUNC" or ""
+
+    @property
+    def is_local(self) -> bool:
+        return self.kind == "TLS"
 
 
 def _symbols(path: Path) -> list[_Symbol]:
-    """The thread-local variables of a library, sorted, and what else it has to do with the runtime.
+    """The variables of a library, sorted by name, and what else it has to do with the runtime.
 
     nm and c++filt (binutils, which g++ needs) read them once: the result is kept beside the library.
     """
@@ -165,14 +187,25 @@ def _symbols(path: Path) -> list[_Symbol]:
     table = run_tool("nm", "--format=sysv", str(path))
     rows = [[part.strip() for part in line.split("|")] for line in table.splitlines() if "|" in line]
     # threadIdx and its like are thread-local, too. They are the runtime's, and have no value here
-    rows = sorted(row for row in rows if (row[3] == "TLS" and row[1]) or row[0] in _OF_THE_RUNTIME)
+    rows = sorted(row for row in rows if (row[3] in ("TLS", "OBJECT") and row[1]) or row[0] in _OF_THE_RUNTIME)
     names = [name.rpartition("::")[2] for name in run_tool("c++filt", lines=[row[0] for row in rows]).splitlines()]
     found = [
-        _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind == "TLS")
+        _Symbol(symbol, name, int(value or "0", 16), int(size or "0", 16), kind)
         for (symbol, value, _, kind, size, *_), name in zip(rows, names, strict=True)
     ]
     publish(kept, json.dumps(found).encode())
     return found
+
+
+def warnings_of(path: Path) -> Path:
+    """The file beside a library that keeps what the compiler has warned of."""
+    return path.with_suffix(".warnings")
+
+
+def _warnings(path: Path) -> Iterator[Warned]:
+    with contextlib.suppress(FileNotFoundError):
+        for line in warnings_of(path).read_text(encoding="utf-8").splitlines():
+            yield Warned(*json.loads(line))
 
 
 # ------------------------------------------------------------------------------------------------ source lines

@@ -4,9 +4,12 @@ import functools
 import re
 
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, Shape
+from cudascope.cpp.file import File
 from cudascope.cpp.signature import base_name
 from cudascope.cpu.library import Library
 from cudascope.gpus import H100, thread_blocks_per_sm
+
+MAX_CONSTANT_BYTES = 64 << 10
 
 
 def blocks_at_once(library: Library, block: Shape, shared_bytes: int) -> int:
@@ -32,6 +35,18 @@ def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
         raise ValueError(
             f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "
             f"an H100 holds {at_once} of this size: launch fewer and let each do more"
+        )
+
+
+def check_constants(name: str, library: Library, file: File) -> None:
+    """The __constant__ variables of a kernel's file must fit into a GPU's constant memory, or ValueError."""
+    pieces = (piece for piece in file.pieces if piece.is_variable)
+    declared = set().union(*(each.names for each in pieces if "__constant__" in file.tokens[each.start : each.end]))
+    total = sum(each.bytes for each in library.objects if each.name in declared)
+    if total > MAX_CONSTANT_BYTES:
+        raise ValueError(
+            f"kernel {name}: the __constant__ variables of its file can have at most {MAX_CONSTANT_BYTES} bytes, got "
+            f"{total}: pass the larger ones as const tensors"
         )
 
 

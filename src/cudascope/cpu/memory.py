@@ -74,7 +74,7 @@ class Memory:
             else:
                 self.regions.append([start, end, array.itemsize, [name]])
 
-    def describe(self, request, parameters, values, run, shared, guards, variables) -> tuple:
+    def describe(self, request, parameters, values, run, shared, guards, variables, objects) -> tuple:
         """Fill in the request's regions. Return the memory that it points to. Keep it until the launch has ended."""
         written_to = {parameter.name for parameter in parameters if not parameter.const}
         words = [
@@ -112,13 +112,15 @@ class Memory:
         ]
         pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
         pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        places, guard_places, variable_places = (_places(tuple(arrays)) for arrays in (shared, guards, variables))
+        listed = (shared, guards, variables, objects)
+        places, guard_places, variable_places, object_places = (_places(tuple(arrays)) for arrays in listed)
         request.regions, request.num_regions = regions, len(regions)
         request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
         request.shared, request.num_shared = places, len(shared)
         request.guards, request.num_guards = guard_places, len(guards)
         request.variables, request.num_variables = variable_places, len(variables)
-        return regions, pointers, pointer_regions, places, guard_places, variable_places
+        request.objects, request.num_objects = object_places, len(objects)
+        return regions, pointers, pointer_regions, places, guard_places, variable_places, object_places
 
     @staticmethod
     def _with_others(known: np.ndarray, wants: Sequence, start: int, granule: int) -> np.ndarray:

@@ -27,7 +27,7 @@ _RULES = {
         "deadlock",
         "deadlock",
         "Threads wait for each other, and nobody can go on.",
-        "waits for threads that never come: the thread block cannot go on",
+        "waits for threads that never come{stuck}",
         ends=True,
     ),
     "SPINNING": Rule(
@@ -63,6 +63,18 @@ _RULES = {
         "An access past the ends of a local variable.",
         "{verb} past the ends of a local variable",
         ends=True,
+    ),
+    "LOCAL_OF_ANOTHER": Rule(
+        "out of bounds",
+        "local of another thread",
+        "An access to a local variable of another thread.",
+        "{verb} a local variable of another thread by its address: on a GPU the address leads to other memory",
+    ),
+    "LOCAL_GONE": Rule(
+        "out of bounds",
+        "local gone",
+        "An access to a local variable of a function that has returned.",
+        "{verb} a local variable of a function that has returned",
     ),
     "MISALIGNED": Rule(
         "misaligned",
@@ -134,6 +146,20 @@ _RULES = {
         "lane not in mask",
         "A warp function that uses a lane its mask does not name.",
         "uses lane {lane}, which the mask does not name: the value is undefined",
+    ),
+    "LANES_APART": Rule(
+        "lane",
+        "warp function in a branch",
+        "A warp function that some lanes of its mask go round.",
+        "is in {function} with mask {mask} here, while lane {lane}, which the mask names, is in {other_function} in "
+        "line {other_line}: all lanes of a mask must come to one place, or the mask must name only those that come",
+    ),
+    "MASKS_DIFFER": Rule(
+        "lane",
+        "different masks",
+        "Lanes that name each other, or one the other, in different masks of one warp function.",
+        "is in {function} with mask {mask}, which names lane {lane}, and that lane has come with mask {other_mask} in "
+        "line {other_line}: all lanes of a mask must pass the same mask",
     ),
     "LANES_MISSING": Rule(
         "lane",
@@ -234,8 +260,31 @@ _RULES = {
     "STOPPED": Rule("fault", "trap", "The kernel stopped itself.", "stopped: __builtin_trap() or abort()", ends=True),
 }
 
+# These need no thread: `check` finds them in the source or when it ends.
+NEVER_WRITTEN = Rule(
+    "uninitialised",
+    "never written",
+    "An element of an output that no thread writes.",
+    "no thread writes {elements}",
+)
+UNSET_VARIABLE = Rule(
+    "uninitialised",
+    "unset variable",
+    "A local variable that is used before it has a value, or whose address outlives it, by a warning of the compiler.",
+    "{warning}",
+)
+MAYBE_UNSET_VARIABLE = Rule(
+    "uninitialised",
+    "maybe unset variable",
+    "A local variable that may have no value on one of the ways to its use, by a warning of the compiler.",
+    "{warning}",
+    is_on=False,
+)
+WITHOUT_THREAD = (NEVER_WRITTEN, UNSET_VARIABLE, MAYBE_UNSET_VARIABLE)
+
 FindingKind = IntEnum("FindingKind", ["NOTHING", *_RULES, "INTERRUPTED"], start=0)  # the last: by the user
 RULES = {FindingKind[name]: rule for name, rule in _RULES.items()}
+SUMMARIES = {rule.name: rule.summary for rule in (*RULES.values(), *WITHOUT_THREAD)}
 
 _ENDINGS = sum(1 << finding for finding in FindingKind if finding not in RULES or RULES[finding].ends)
 FLAGS = (f"-DSIMT_FINDINGS={','.join(FindingKind.__members__)}", f"-DSIMT_ENDINGS={_ENDINGS:#x}ull")  # launch.h

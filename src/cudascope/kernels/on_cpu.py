@@ -11,19 +11,21 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.arguments.reach import reached
+from cudascope.cpp.device_code import needed_by
 from cudascope.cpp.signature import Parameter
-from cudascope.cpp.variables import as_declared, may_hold_pointers
+from cudascope.cpp.variables import as_declared, element_bytes, may_hold_pointers
 from cudascope.cpu.abi import ACCESSES, EVENT, LAUNCH, SPACES, Access, Mode, runtime
 from cudascope.cpu.executable import Executable
 from cudascope.cpu.library import Library, SharedArray, Variable
-from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared
+from cudascope.cpu.limits import blocks_at_once, check_constants, check_grid, check_shared
 from cudascope.cpu.memory import Memory
+from cudascope.cpu.rules import MAYBE_UNSET_VARIABLE, UNSET_VARIABLE
 from cudascope.watch.contexts import current_run
 from cudascope.watch.findings import Finding, error_of
 from cudascope.watch.instructions import instructions_of
@@ -51,6 +53,7 @@ class CpuKernel:
     def __init__(self, executable: Executable, parameters: Sequence[Parameter]) -> None:
         self.executable, self.parameters = executable, tuple(parameters)
         self.name, self.source, self.library = executable.name, executable.source, executable.library
+        self._constants_fit = False  # not looked at yet
 
     def compile(self) -> None:
         """Build, or find in the cache, what a launch here and now will need."""
@@ -91,8 +94,14 @@ class CpuKernel:
     def _watched(self) -> dict[str, Array]:
         """The variables of the instrumented build, in place, as the source declares them."""
         file = self.source.read()
-        variables = self.library(True).variables
-        return {each.name: as_array(as_declared(_memory(each), each.name, file)) for each in variables}
+        sizes = element_bytes(file)
+        found = {}
+        for each in self.library(True).variables:
+            declared = as_declared(_memory(each), each.name, file)
+            if declared.dtype.itemsize == 1 and sizes.get(each.name) in (2, 4, 8):  # a constant, through PTX
+                declared = _memory(each).view(f"u{sizes[each.name]}")
+            found[each.name] = as_array(declared)
+        return found
 
     def launch(
         self,
@@ -107,8 +116,11 @@ class CpuKernel:
 
         `arrays` are the memory that the kernel may touch, by parameter name.
         """
-        run = current_run.get()
+        run = current_run.get().with_outputs(arrays)
         library = self.executable.build(run.mode)
+        if not self._constants_fit:
+            check_constants(self.name, library, self.source.read())
+            self._constants_fit = True
         check_shared(self.name, library, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
@@ -135,7 +147,8 @@ class CpuKernel:
             shared.append(SharedArray(library.dynamic_name, library.dynamic_offset, shared_bytes))
             request.dynamic_offset, request.dynamic_bytes = library.dynamic_offset, shared_bytes
         pointers = [each for each in library.variables if each.name in self._pointers]
-        kept = memory.describe(request, self.parameters, values, run, shared, library.guards, pointers)
+        objects = library.objects if run.mode == Mode.CHECK else ()
+        kept = memory.describe(request, self.parameters, values, run, shared, library.guards, pointers, objects)
         calls = runtime()
         try:
             with self._same_variables(library):
@@ -152,20 +165,50 @@ class CpuKernel:
 
             def found(ignored: int) -> list[Finding]:
                 shown = (error for error in errors if not ignored >> error.finding & 1)
-                return [error_of(self.executable, error, library, memory, shared, checked) for error in shown]
+                return [error_of(self.executable, error, library, memory, shared, block, checked) for error in shown]
 
             if checked:
                 memory.tell_all(run)
                 for each in run.watching:
-                    each.report.add_checked(found(each.ignored))
+                    shown = [*found(each.ignored), *self._warned(library, each.off)]
+                    each.report.add_checked(shown, self.name, self.source.filename)
             if errors and run.stop:
                 raise found(0)[0]
+            if checked and run.stop and (warned := self._warned(library, run.off)):
+                raise warned[0]
             if run.mode == Mode.OBSERVE:
                 observed = self._observed(request, library, memory, shared, grid, block)
                 for each in run.watching:
                     each.report.launches.append(observed)
         finally:
             calls.simt_free(ctypes.byref(request))
+
+    def _warned(self, library: Library, off: Collection[str]) -> list[Finding]:
+        """What the compiler has warned of in the code of this kernel, by the rules that are not in `off`."""
+        found = []
+        for warning in library.warnings:
+            rule = MAYBE_UNSET_VARIABLE if warning.is_maybe else UNSET_VARIABLE
+            if rule.name not in off and any(first <= warning.line <= last for first, last in self._lines):
+                found.append(
+                    Finding(
+                        rule.sentence.format(warning=warning.text),
+                        kernel=self.name,
+                        what=rule.what,
+                        rule=rule.name,
+                        file=self.source.filename,
+                        line=warning.line,
+                        code=self.executable.lines[warning.line - 1].strip(),
+                    )
+                )
+        return found
+
+    @functools.cached_property
+    def _lines(self) -> list[tuple[int, int]]:
+        """The first and the last line of each piece of the source that this kernel needs."""
+        file = self.source.read()
+        pieces = needed_by(file, self.name)
+        spans = (file.span(piece.start, piece.end) for piece in pieces if file.places[piece.start] >= file.own)
+        return [tuple(file.text.count("\n", file.own, place) + 1 for place in span) for span in spans]
 
     def _observed(self, request, library, memory, shared, grid, block) -> Launch:
         counts = request.counts[: request.num_counts]

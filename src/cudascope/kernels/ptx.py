@@ -167,7 +167,7 @@ def _executable(
         source: the CUDA C++ that it was compiled from. None: messages quote the PTX.
         names: the variables' names in the source.
     """
-    names = names or {}
+    names = _last_names([each.name for each in module.variables if each.name.startswith("_Z")]) | dict(names or {})
     cpp, lines = entry_source(module, entry, filename, names), text.split("\n")
     named = _with_names_of_source if source else lambda library: library
 
@@ -184,19 +184,27 @@ def _executable(
     target = module.target.split(",")[0].strip()  # sm_90a
     ptx = Ptx(PtxText(text, entry.name, target), lines, module.places, counted, is_quoted=source is None)
     if source:
-        shown, returns = source.text.split("\n"), may_return(source, name)
+        shown, returns = source.text.split("\n"), may_return(source, name, marked=False)
     else:
         shown, returns = _lines_of(module, entry) or lines, lambda: False
     return Executable(name, source or Source(cpp, filename, Path(), (), ()), "simt_entry", library, shown, returns, ptx)
 
 
+def _last_names(mangled: Sequence[str]) -> dict[str, str]:
+    """The last part of each name in the source: `table` for _ZZ1kPfE5table."""
+    lines = run_tool("c++filt", lines=mangled).splitlines() if mangled else []
+    return {name: line.rpartition("::")[2] for name, line in zip(mangled, lines, strict=True)}
+
+
 def _with_names_of_source(library: Library) -> Library:
-    """Return the library with the source's names for its shared arrays: `tile` for ptx__ZZ1kPfE4tile."""
-    names = [each.name.removeprefix("ptx_") for each in library.shared]
+    """Return the library with the source's names for its arrays: `tile` for ptx__ZZ1kPfE4tile."""
+    arrays = [*library.shared, *library.objects]
+    names = [each.name.removeprefix("ptx_") for each in arrays]
     names += [library.dynamic_name.removeprefix("ptx_")] * (library.dynamic_offset is not None)
     plain = [each.rpartition("::")[2] for each in run_tool("c++filt", lines=names).splitlines()] if names else []
-    shared = tuple(each._replace(name=name) for each, name in zip(library.shared, plain, strict=False))
-    return library._replace(shared=shared, dynamic_name="".join(plain[len(shared) :]))
+    named = [each._replace(name=name) for each, name in zip(arrays, plain, strict=False)]
+    shared, objects = tuple(named[: len(library.shared)]), tuple(named[len(library.shared) :])
+    return library._replace(shared=shared, objects=objects, dynamic_name="".join(plain[len(arrays) :]))
 
 
 def _lines_of(module: Module, entry: Entry) -> list[str]:

@@ -156,8 +156,8 @@ def _builds() -> Iterator[tuple[Path, float, int]]:
 
 
 def _parts(path: Path) -> list[Path]:
-    beside = path.with_suffix(".json")  # what a library has, in words
-    return [path, beside] if path.suffix == ".so" and beside.exists() else [path]
+    beside = [path.with_suffix(ending) for ending in (".json", ".warnings")]  # what a library has, in words
+    return [path, *(each for each in beside if each.exists())] if path.suffix == ".so" else [path]
 
 
 def _remove(path: Path, last_use: float) -> bool:

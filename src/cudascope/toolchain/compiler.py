@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.cpp.source import CompileError, Source, read_source
+from cudascope.cpp.tokens import tokens_of
 from cudascope.toolchain.headers import is_foreign
 
 _OPTIONS = {
@@ -84,13 +85,57 @@ def result_of_compiler(
 
 def run_compiler(command: Sequence[str], source: str | None = None, folder: Path | None = None) -> str:
     """Return the output of the compiler, run in `folder`. Raises CompileError with its messages."""
+    return done_by_compiler(command, source, folder).stdout
+
+
+def done_by_compiler(
+    command: Sequence[str], source: str | None = None, folder: Path | None = None
+) -> subprocess.CompletedProcess:
+    """Run the compiler in `folder`, and return its output and its warnings. Raises CompileError with its messages."""
     done = result_of_compiler(command, source, folder)
     if done.returncode:
         compiler = Path(command[0]).name
         said = _with_folder(done.stderr, folder) if folder else done.stderr
         said = said.strip().encode(**BYTES).decode(errors="replace")  # the messages quote lines in any encoding
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
-    return done.stdout
+    return done
+
+
+_UNSET = "uninitialized|return-local-addr|return-stack-address|dangling-pointer=?"
+_SAID = re.compile(
+    rf"^(.+?):(\d+):(\d+): (?:warning: (.*) \[-W({_UNSET}|(?:maybe|conditional)-uninitialized)\]"
+    r"|note: ‘(\w+)’ .*declared here)$",
+    re.M,
+)
+_OPERATORS = {"+", "-", "*", "/", "%", "&", "|", "^"}
+
+
+def unset_variables(said: str, source: Source) -> list[tuple[int, str, bool]]:
+    """What compilers said about variables of `source` without a value: line, sentence, and whether it is a guess."""
+    found: dict[tuple[int, str], bool] = {}
+    last = None
+    for name, line, column, message, flag, variable in _SAID.findall(said):
+        if name != source.filename:
+            last = None
+        elif message:
+            last = int(line), f"{re.sub('[‘’]', '', message)} (a warning of the compiler: -W{flag})"
+            found.setdefault(last, flag.endswith("-uninitialized"))
+        elif last and found[last] and _is_read_first(source.text, int(line), int(column), variable):
+            found[last] = False
+    return [(line, sentence, is_guess) for (line, sentence), is_guess in found.items()]
+
+
+def _is_read_first(text: str, line: int, column: int, variable: str) -> bool:
+    """Whether the first statement with a variable after its declaration reads it, as `sum += x` or `m = max(m, x)`."""
+    lines = text.splitlines(keepends=True)
+    tokens = tokens_of(lines[line - 1][column - 1 :] + "".join(lines[line:]))
+    at = next((i for i, token in enumerate(tokens[1:], 1) if token == variable), len(tokens))
+    one, two, *rest = [*tokens[at + 1 :], "", ""]
+    assigned = [two, *rest[: rest.index(";")]] if one == "=" and ";" in rest else []
+    is_step = (
+        (one in _OPERATORS and two == "=") or one + two in ("++", "--") or tokens[at - 2 : at] in (["+"] * 2, ["-"] * 2)
+    )
+    return is_step or one in ("<<=", ">>=") or variable in assigned
 
 
 def _with_folder(said: str, folder: Path) -> str:

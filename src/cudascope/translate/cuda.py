@@ -20,6 +20,7 @@ from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
 from cudascope.translate.host_only import may_be_used, used_in
 from cudascope.translate.preprocess import MARKER, Part, file_of, line_at, parts_of, preprocess
 from cudascope.translate.ptx import translate
+from cudascope.translate.returns import marks
 
 _ROUNDS = 8  # each round may leave other names without a declaration
 _ERROR = re.compile(r"^<stdin>:(\d+):(\d+): (?:fatal )?error: (.*)$", re.MULTILINE)
@@ -204,6 +205,14 @@ def must_be_cut(file: File, kernels: Sequence[str]) -> bool:
     return bool(launches or ptx_in_macro or of_torch or ptx_in_header or may_be_used(file, kernels))
 
 
+def with_marked_returns(source: Source, file: File) -> Source:
+    """`source`, which is `file` with what it includes, with the marks of watched builds (translate/returns.py)."""
+    own = file.own
+    pieces = [piece for piece in file.pieces if file.places[piece.start] >= own]
+    found = marks(file, pieces, lambda place: file.text.count("\n", own, place) + 1)
+    return source._replace(text=replaced(source.text, [(start - own, end - own, new) for start, end, new in found]))
+
+
 def as_it_stands(source: str, file: File) -> str:
     """All of `source`, which is `file` as the compiler gets it."""
     source = source if _PTX.isdisjoint(file.tokens) else translate(source)
@@ -217,10 +226,12 @@ def preprocessed(text: str, flags: Sequence[str], source: Source) -> tuple[list[
     return preprocess(command, text, source)
 
 
-def only_what_is_needed(text: str, name: str, flags: Sequence[str], source: Source) -> tuple[str, list[str], list[str]]:
+def only_what_is_needed(
+    text: str, name: str, flags: Sequence[str], source: Source, *, marked: bool = False
+) -> tuple[str, list[str], list[str]]:
     """Return the part of `text` that kernel `name` needs, the user's files in it, and the headers that are missing.
 
-    The text is made of `source`.
+    The text is made of `source`. With `marked`, the returns of kernels tell the runtime.
 
     Raises:
         CompileError: this part cannot run here.
@@ -240,7 +251,8 @@ def only_what_is_needed(text: str, name: str, flags: Sequence[str], source: Sour
     names = _RENAMED | _own_integers(file)
     at = (i for piece in needed for i in range(piece.start, piece.end) if file.tokens[i] in names)
     renamed = ((*file.span(i, i + 1), names[file.tokens[i]]) for i in at)
-    parts = parts_of(only(file, needed, renamed))
+    returns = marks(file, needed, lambda place: line_at(file.text, place)[1]) if marked else ()
+    parts = parts_of(only(file, needed, [*renamed, *returns]))
     cut = _UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
     if missing:
         compiler, _ = find_compiler()

@@ -18,7 +18,7 @@ import numpy as np
 
 from cudascope.arguments.arrays import Array, array_of
 from cudascope.cpu.abi import Mode
-from cudascope.cpu.rules import RULES
+from cudascope.cpu.rules import NEVER_WRITTEN, RULES, WITHOUT_THREAD
 from cudascope.watch.report import Report
 
 
@@ -29,9 +29,11 @@ class Run(NamedTuple):
     seed: int | None = None
     report: Report | None = None
     outputs: Sequence[Array] = ()
+    output_names: frozenset[str] = frozenset()  # of parameters, whose arrays are outputs
     trace_limit: int = 0
     stop: bool = True
-    ignored: int = 0  # findings, bit by bit
+    ignored: int = 0  # findings of the runtime, bit by bit
+    off: frozenset[str] = frozenset()  # rules that are not of the runtime
     time_limit: float = 30.0
     outer: "Run | None" = None  # of the `observe` or `check` around this one
 
@@ -39,6 +41,14 @@ class Run(NamedTuple):
     def watching(self) -> "list[Run]":
         """This run and those around it, whose reports get the same launches. The innermost comes first."""
         return [self, *(self.outer.watching if self.outer else [])]
+
+    def with_outputs(self, arrays: Mapping[str, Array]) -> "Run":
+        """This run for a launch with these arrays: those that `output_names` name are outputs, here and around."""
+        outer = self.outer and self.outer.with_outputs(arrays)
+        named = {name: arrays[name] for name in self.output_names & arrays.keys()}
+        if self.report is not None and self.mode == Mode.CHECK:
+            self.report.add_arrays(arrays, named)
+        return self._replace(outputs=(*self.outputs, *named.values()), outer=outer)
 
 
 current_run: ContextVar[Run] = ContextVar("cudascope_run", default=Run())  # noqa: B039  a NamedTuple is immutable
@@ -126,12 +136,16 @@ def check(
 ) -> contextlib.AbstractContextManager[Report]:
     """Hold every access of CPU launches inside against the rules; the first that breaks one raises Finding.
 
+    `outputs` are tensors that the launches inside write, all of them, or names of the parameters that get such tensors.
+    Reading an element before a launch has written it is an error. If the check ends without a finding, an element that
+    nobody has written is one.
+
     With `stop=False` a launch goes on: a bad access is dropped, and `report.findings` lists what was found, each pair
     of lines once. A hang or a fault ends the launch, as the last finding. `ignore` names rules, or families of rules,
     that shall find nothing, `also` those that are off unless asked for (cpu/rules.py).
 
-    Reading an element of `outputs` before a launch inside has written it is an error too. The kernel works on copies of
-    its tensors, each with empty space round it. When a launch ends or fails, the changed elements are copied back.
+    The kernel works on copies of its tensors, each with empty space round it. When a launch ends or fails, the changed
+    elements are copied back.
     `report.unwritten(tensor)` lists the elements that were never written.
 
     A check inside another one chooses how its launches run: `schedule`, `stop` and `ignore`. The reports of both get
@@ -146,21 +160,43 @@ def check(
     than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
     what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
     """
-    seed, arrays, off = _seed(schedule), _outputs(outputs), _ignored(ignore, also)
+    seed, (arrays, names), (ignored, off) = _seed(schedule), _outputs(outputs), _ignored(ignore, also)
     if not isinstance(stop, bool | np.bool_):
         raise TypeError(f"stop must be True or False, got {stop!r}")
-    return _within(lambda outer: _watch(outer, Mode.CHECK, seed)._replace(outputs=arrays, stop=bool(stop), ignored=off))
+    options = {"outputs": arrays, "output_names": names, "stop": bool(stop), "ignored": ignored, "off": off}
+    return _checked(lambda outer: _watch(outer, Mode.CHECK, seed)._replace(**options))
 
 
-def _outputs(outputs: object) -> tuple[Array, ...]:
+@contextlib.contextmanager
+def _checked(inner: Callable[[Run], Run]) -> Iterator[Report]:
+    """Check what is inside, and at the end that all outputs are written."""
+    with _within(inner) as report:
+        run = current_run.get()
+        yield report
+    if report.findings or not report.num_checked:
+        return
+    never = report.never_written(run.outputs, run.output_names)
+    if never is None:
+        return
+    for each in run.watching:
+        if NEVER_WRITTEN.name not in each.off:
+            each.report.findings.append(never)
+    if run.stop and report.findings:
+        raise never
+
+
+def _outputs(outputs: object) -> tuple[tuple[Array, ...], frozenset[str]]:
+    """The arrays and the names in `outputs`."""
     if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping) or hasattr(outputs, "__dlpack__"):
         raise TypeError(f"outputs must be a list of tensors or arrays, as in [out], got {type(outputs).__name__}")
-    must = "outputs must be tensors or arrays"
-    return tuple(array_of(output, f"outputs[{i}]", must=must) for i, output in enumerate(outputs))
+    must, given = "outputs must be tensors or arrays", [*enumerate(outputs)]
+    names = frozenset(output for _, output in given if isinstance(output, str))
+    arrays = (array_of(output, f"outputs[{i}]", must=must) for i, output in given if not isinstance(output, str))
+    return tuple(arrays), names
 
 
-def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
-    """The findings that are not reported, bit by bit, when `ignore` is switched off and `also` on.
+def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> tuple[int, frozenset[str]]:
+    """What is not reported when `ignore` is switched off and `also` on: findings of the runtime as bits, other rules.
 
     Raises:
         ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
@@ -168,11 +204,13 @@ def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> int:
     ignore, also = _names("ignore", ignore), _names("also", also)
     off = {finding for finding, names in _NAMED.items() if names & ignore}
     off |= {finding for finding, names in _NAMED.items() if not RULES[finding].is_on and not names & also}
-    return sum(1 << finding for finding in off)
+    names = {rule.name for rule in WITHOUT_THREAD if {rule.what, rule.name} & ignore}
+    names |= {rule.name for rule in WITHOUT_THREAD if not rule.is_on and not {rule.what, rule.name} & also}
+    return sum(1 << finding for finding in off), frozenset(names)
 
 
 _NAMED = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if not rule.ends}
-_SWITCHABLE = sorted(set().union(*_NAMED.values()))
+_SWITCHABLE = sorted(set().union(*_NAMED.values(), *({rule.what, rule.name} for rule in WITHOUT_THREAD)))
 
 
 def _names(argument: str, names: Iterable[str]) -> set[str]:

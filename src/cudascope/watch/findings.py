@@ -3,13 +3,34 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
+from cudascope.cpp.variables import element_bytes
 from cudascope.cpu.abi import ERROR, WAITER, Access, Collective, Space
 from cudascope.cpu.executable import Executable
 from cudascope.cpu.library import Library, SharedArray
 from cudascope.cpu.memory import Memory
 from cudascope.cpu.rules import RULES, FindingKind
+
+
+class MissingBarrier(NamedTuple):
+    """A barrier whose lack makes a race: `name` belongs into `file`, after line `after` and before line `before`.
+
+    In a loop line `before` may come first in the file: the barrier belongs to the end of a turn.
+    """
+
+    name: str
+    file: str
+    after: int
+    before: int
+
+    def __str__(self) -> str:
+        if self.after == self.before:
+            return f"{self.name} belongs between two executions of line {self.after}, or between its read and its write"
+        if self.after > self.before:
+            return f"{self.name} belongs after line {self.after}, before line {self.before} is executed again"
+        return f"{self.name} belongs between lines {self.after} and {self.before}"
 
 
 class Finding(RuntimeError):
@@ -22,6 +43,8 @@ class Finding(RuntimeError):
           "assertion", "fault", "not supported"
     rule: the rule of that family that was broken (cpu/rules.py)
     count: how often, under `cudascope.check(stop=False)`; thread and element are the first's
+    barrier: of a race in a thread block, the MissingBarrier; None if a line is not known
+    others: the races that this barrier would end as well
     """
 
     def __init__(
@@ -36,11 +59,12 @@ class Finding(RuntimeError):
         code: str = "",
         other_file: str = "",
         other_line: int = 0,
-        thread_block: tuple[int, int, int],
-        thread: tuple[int, int, int],
+        thread_block: tuple[int, int, int] = (0, 0, 0),
+        thread: tuple[int, int, int] = (0, 0, 0),
         tensor: str | None = None,
         element: int | None = None,
         count: int = 1,
+        barrier: MissingBarrier | None = None,
     ) -> None:
         at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
         super().__init__(f"{kernel}{at}: {sentence}")
@@ -48,6 +72,22 @@ class Finding(RuntimeError):
         self.file, self.line, self.other_file, self.other_line = file, line, other_file, other_line
         self.thread_block, self.thread, self.tensor, self.element = thread_block, thread, tensor, element
         self.count = count
+        self.barrier = barrier
+        self.others: tuple[Finding, ...] = ()
+
+    def alone(self) -> "Finding":
+        """This finding without its `others`."""
+        return self.with_others(())
+
+    def with_others(self, others: "Sequence[Finding]") -> "Finding":
+        """A copy of this finding that names the other races which its barrier would end."""
+        copy = Finding.__new__(Finding)
+        copy.__dict__ |= self.__dict__
+        message, base = str(self), self.sentence.partition(_ALSO)[0]
+        pairs = ", ".join(f"{each.tensor} in lines {each.other_line} and {each.line}" for each in others)
+        copy.others, copy.sentence = tuple(others), base + f"{_ALSO}{pairs}" * bool(others)
+        copy.args = (message.removesuffix(self.sentence) + copy.sentence,)
+        return copy
 
     @property
     def place(self) -> tuple:
@@ -56,12 +96,21 @@ class Finding(RuntimeError):
         return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
 
 
+_ALSO = ". It would also end the races on "
+
 # by Access
 _READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
 _FUNCTIONS = {
-    Collective.SHFL: "a shuffle",
-    Collective.VOTE: "a vote",
-    Collective.MATCH: "__match",
+    Collective.SHFL_IDX: "__shfl_sync",
+    Collective.SHFL_UP: "__shfl_up_sync",
+    Collective.SHFL_DOWN: "__shfl_down_sync",
+    Collective.SHFL_XOR: "__shfl_xor_sync",
+    Collective.VOTE_BALLOT: "__ballot_sync",
+    Collective.VOTE_ANY: "__any_sync",
+    Collective.VOTE_ALL: "__all_sync",
+    Collective.VOTE_UNI: "vote.uni",
+    Collective.MATCH_ANY: "__match_any_sync",
+    Collective.MATCH_ALL: "__match_all_sync",
     Collective.REDUCE: "__reduce",
     Collective.SYNCWARP: "__syncwarp",
     Collective.EXCHANGE: "a group's exchange",
@@ -99,9 +148,15 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def error_of(
-    executable: Executable, error: ERROR, library: Library, memory: Memory, shared: list[SharedArray], checked: bool
+    executable: Executable,
+    error: ERROR,
+    library: Library,
+    memory: Memory,
+    shared: list[SharedArray],
+    block_size: tuple[int, int, int],
+    checked: bool,
 ) -> Finding:
-    """Describe a finding in a launch of an executable, in words."""
+    """Describe a finding in a launch of an executable with thread blocks of this size, in words."""
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
     waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | executable.located(library, [error.site, error.other_site, *(w.site for w in waiters)])
@@ -110,11 +165,22 @@ def error_of(
         moved = memory.moved_from(error.address)
         hint = f" (argument {moved} has moved from there: {_REMEDY} {moved} too)" if moved else _HINT
     place, tensor, element = f"address {error.address:#x}, which belongs to no tensor of this launch{hint}", None, None
+    sizes = {} if executable.ptx and executable.ptx.is_quoted else element_bytes(executable.source.read())
     region = error.region if error.region >= 0 else memory.region_beside(error.address)
     if error.region >= 0 and error.space == Space.SHARED:
         array = shared[error.region]
-        tensor, element = array.name, error.offset // error.bytes
+        tensor, element = array.name, error.offset // sizes.get(array.name, error.bytes)
         place = f"{tensor}[{element}] (byte {error.offset} of the {array.bytes} of this shared array)"
+    elif error.region >= 0 and error.space == Space.OTHER:
+        variable = library.objects[error.region]
+        size = sizes.get(variable.name, error.bytes)
+        tensor, element = variable.name, error.offset // size
+        side = "before its first element" if element < 0 else f"past its end ({variable.bytes // size} elements)"
+        place = f"{tensor}[{element}], {side}"
+    elif error.finding == FindingKind.OUTSIDE_GLOBAL and error.text:
+        place = error.text.decode()
+    elif error.space == Space.OTHER:
+        place = "a local variable"
     elif region >= 0:
         offset = error.offset if error.region >= 0 else error.address - memory.regions[region][0]
         tensor, element, place = memory.element_at(region, offset)
@@ -129,10 +195,14 @@ def error_of(
         lane=error.lane,
         other=_dim(error.other_thread),
         waiting=error.num_waiters,
+        other_function=_FUNCTIONS.get(error.waiters[1].collective),
         other_verb=_READ[error.other_access],
         other_line=other_line,
         other_access=_ACCESS[error.other_access],
         function=_FUNCTIONS.get(error.waiters[0].collective),
+        mask=f"{error.waiters[0].mask:#010x}",
+        other_mask=f"{error.waiters[1].mask:#010x}",
+        stuck=error.text.decode() or ": the thread block cannot go on",
         other_block=f" of thread block {other_block}" if other_block != block else "",
         unordered=_NO_BARRIER if other_block == block else _NO_ORDER,
         remedy="" if other_block == block else _PASS_ON,
@@ -143,6 +213,8 @@ def error_of(
         text=error.text.decode(errors="replace"),
         tensor=tensor,
     )
+    barrier = _missing_barrier(error, lines, block_size) if error.finding == FindingKind.RACE else None
+    did += f": a {barrier}" if barrier else ""
     did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     # A thread may be stopped in a call stub, which belongs to no line.
     sites = [error.site, *(w.site for w in waiters)]
@@ -163,7 +235,27 @@ def error_of(
         tensor=tensor,
         element=element,
         count=error.count,
+        barrier=barrier,
     )
+
+
+def _missing_barrier(
+    error: ERROR, lines: Mapping[int, tuple[str, int]], block_size: tuple[int, int, int]
+) -> MissingBarrier | None:
+    """The barrier that a race within a thread block lacks; None for other races, and if the lines are in two files.
+
+    Both accesses come after the last barrier, so of two lines the one that comes first after it, in a loop too, is the
+    earlier.
+    """
+    (file, line), (other_file, other_line) = lines[error.site], lines[error.other_site]
+    if _dim(error.block) != _dim(error.other_block) or file != other_file or not (line and other_line):
+        return None
+    warps = {
+        (x + block_size[0] * (y + block_size[1] * z)) // 32 for x, y, z in map(_dim, (error.thread, error.other_thread))
+    }
+    last = error.barrier_line
+    after, before = sorted((line, other_line), key=lambda each: (each <= last, each))
+    return MissingBarrier("__syncwarp()" if len(warps) == 1 else "__syncthreads()", file, after, before)
 
 
 def _polls(error: ERROR, place: str) -> str:

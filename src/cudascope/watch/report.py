@@ -6,16 +6,18 @@ bytes. Lanes that read different words of one bank wait for each other, and each
 Requests of 8 bytes per lane are served half a warp at a time, and those of 16 bytes a quarter of a warp at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cudascope.arguments.arrays import as_array
+from cudascope.arguments.arrays import Array, as_array
+from cudascope.cpu.rules import NEVER_WRITTEN
 from cudascope.gpus import gpu_named
 from cudascope.toolchain.ptxas import PtxText
 from cudascope.toolchain.sass import SassLoop, loops_of_ptx
-from cudascope.watch.findings import Finding, merged
+from cudascope.watch.causes import by_cause
+from cudascope.watch.findings import Finding
 from cudascope.watch.instructions import Instructions
 from cudascope.watch.least_time import Limits, Work, limits
 
@@ -183,6 +185,9 @@ class Report:
         self.findings: list[Finding] = []
         self.num_checked = 0  # launches
         self._written: list[tuple[int, int, np.ndarray]] = []  # where a map starts, bytes of its elements, the map
+        self._names: dict[int, str] = {}  # of the arrays of checked launches, by address
+        self._outputs: dict[int, Array] = {}  # those that are outputs because of their name
+        self._last = ("", "")  # the last checked kernel, and its file
 
     def count(self, access: str | None = None, space: str | None = None, line: int | None = None) -> LineCount:
         """The sum over all launches."""
@@ -226,10 +231,47 @@ class Report:
         """Indices [n, dimensions] of the elements of `tensor` that no checked launch wrote."""
         return np.argwhere(~self._is_written(tensor))
 
-    def add_checked(self, findings: Sequence[Finding]) -> None:
-        """A launch was checked, and this was found."""
-        self.findings = merged([*self.findings, *findings])
+    def add_checked(self, findings: Sequence[Finding], kernel: str, file: str) -> None:
+        """A launch of a kernel of a file was checked, and this was found."""
+        self.findings = by_cause([*self.findings, *findings])
         self.num_checked += 1
+        self._last = kernel, file
+
+    def add_arrays(self, arrays: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+        """A launch is going to be checked with these arrays by their names; some are outputs because of their name."""
+        self._names |= {array.address: name for name, array in arrays.items()}
+        self._outputs |= {array.address: array for array in outputs.values()}
+
+    def never_written(self, outputs: Sequence[Array], names: Collection[str]) -> Finding | None:
+        """The finding about elements of outputs that no launch has written, None if all are.
+
+        Raises:
+            ValueError: one of `names` is the name of no parameter that got an array.
+        """
+        known = set(self._names.values())
+        if unknown := sorted(set(names) - known):
+            raise ValueError(
+                f"outputs: no launch inside has given an array to a parameter {unknown[0]!r}: there are {sorted(known)}"
+            )
+        found = []
+        for i, array in enumerate([*outputs, *self._outputs.values()]):
+            if array.size and len(unwritten := self.unwritten(array)):
+                name = self._names.get(array.address, f"outputs[{i}]")
+                first = ", ".join(map(str, unwritten[0].tolist()))
+                found.append(
+                    f"{len(unwritten)} of the {array.size} elements of {name}, the first of them {name}[{first}]"
+                )
+        if not found:
+            return None
+        kernel, file = self._last
+        return Finding(
+            NEVER_WRITTEN.sentence.format(elements="; ".join(found)),
+            kernel=kernel,
+            what=NEVER_WRITTEN.what,
+            rule=NEVER_WRITTEN.name,
+            file=file,
+            line=0,
+        )
 
     def written_map(self, start: int, granule: int, elements: int) -> np.ndarray:
         """Return the map of written elements, one byte each, which a launch on this memory reads and extends."""

@@ -25,9 +25,9 @@ struct Exchange {
     }
 };
 template <class T>
-SIMT_INLINE T shuffle(unsigned mask, const T& value, unsigned source, int line) {
+SIMT_INLINE T shuffle(simt::Collective function, unsigned mask, const T& value, unsigned source, int line) {
     if constexpr (sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8) {
-        return simt::shuffle(mask, value, (int)source);
+        return simt::shuffle(function, mask, value, (int)source);
     } else {
         Exchange<T> mine{value, source};
         simt_meet(simt::EXCHANGE, mask, &mine, Exchange<T>::carry_out, line);
@@ -146,17 +146,18 @@ public:
 
     template <class T>
     __forceinline__ plain<T> shfl(T&& value, int rank, int line = __builtin_LINE()) const {
-        return impl::shuffle<plain<T>>(mask, value, lane_at((unsigned)rank % size()), line);
+        return impl::shuffle<plain<T>>(simt::SHFL_IDX, mask, value, lane_at((unsigned)rank % size()), line);
     }
     template <class T>
     __forceinline__ plain<T> shfl_up(T&& value, unsigned delta, int line = __builtin_LINE()) const {
         unsigned rank = thread_rank();
-        return impl::shuffle<plain<T>>(mask, value, lane_at(rank < delta ? rank : rank - delta), line);
+        return impl::shuffle<plain<T>>(simt::SHFL_UP, mask, value, lane_at(rank < delta ? rank : rank - delta), line);
     }
     template <class T>
     __forceinline__ plain<T> shfl_down(T&& value, unsigned delta, int line = __builtin_LINE()) const {
         unsigned rank = thread_rank();
-        return impl::shuffle<plain<T>>(mask, value, lane_at(rank + delta < size() ? rank + delta : rank), line);
+        unsigned source = lane_at(rank + delta < size() ? rank + delta : rank);
+        return impl::shuffle<plain<T>>(simt::SHFL_DOWN, mask, value, source, line);
     }
     __forceinline__ int any(int predicate) const { return __any_sync(mask, predicate); }
     __forceinline__ int all(int predicate) const { return __all_sync(mask, predicate); }
@@ -201,7 +202,7 @@ public:
     static __forceinline__ unsigned thread_rank() { return simt_lane() % Size; }
     template <class T>
     __forceinline__ impl::plain<T> shfl_xor(T&& value, unsigned mask_of_ranks, int line = __builtin_LINE()) const {
-        return impl::shuffle<impl::plain<T>>(mask, value, simt_lane() ^ mask_of_ranks, line);
+        return impl::shuffle<impl::plain<T>>(simt::SHFL_XOR, mask, value, simt_lane() ^ mask_of_ranks, line);
     }
 };
 

@@ -31,6 +31,18 @@ static bool in_module(Job& job, const char* p) {
     return true;
 }
 
+// The constant or variable of the compiled file that an address is in, or beside; -1: none. translate/assembly.py puts GAP
+// unused bytes before and after each of them, so what is between two gaps (a string, for example) has no name.
+constexpr int64_t GAP = 256;
+static int32_t object_at(const Launch& launch, const char* p) {
+    const SharedArray *first = launch.objects, *last = first + launch.num_objects;
+    const SharedArray* after = std::upper_bound(first, last, (int64_t)p, [](int64_t at, const SharedArray& o) { return at < o.offset; });
+    int64_t to_next = after < last ? after->offset - (int64_t)p : GAP;
+    int64_t past_end = after > first ? (int64_t)p - (after[-1].offset + (int64_t)after[-1].bytes) : GAP;
+    if (past_end < GAP && past_end <= to_next) return (int32_t)(after - first) - 1;
+    return to_next < GAP ? (int32_t)(after - first) : -1;
+}
+
 static bool is_allocated(const Job& job, const char* p, u32 bytes) {
     auto after = job.heap.upper_bound((u64)p);
     if (after == job.heap.begin()) return false;

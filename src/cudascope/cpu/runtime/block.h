@@ -95,6 +95,8 @@ struct Thread {
     u8 loads;  // the number of the load under way, if its value is used by stores only
     u64 stored;  // the bits of such loads whose values it has stored
     u64 path;  // of an observed launch: on which it has called the last function of the PTX
+    u32 body, returned;  // where a `return` that it has executed stands (collectives.h); 0: none
+    u32 passed;  // the line of its last __syncthreads()
 };
 
 // A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
@@ -107,9 +109,20 @@ struct Phases {
     int64_t bytes = 0;  // that shall land in bulk
 };
 
+struct Met { void* site; Collective collective; u32 mask, lanes; };  // where lanes have met others
+
+// How far the lanes of a warp have been together, in a checked launch (collectives.h).
+struct Steps {
+    u32 without[32];  // the lanes that have met others since they last met this lane
+    Met last[32];  // of each lane
+    Met apart[2];  // the first meeting whose lanes came from two places, since all were in one
+};
+
 struct Warp {
     u32 size, live, ready;  // lanes there are, that have not left, that can run
     u32 known[32][32];  // known[t][s]: what lane s did before this clock happens before what lane t does now
+    Steps steps;
+    bool explained;  // a finding says why lanes are missing in the meeting that ends
     u32 bits(State state, const Thread* threads) const {
         u32 set = 0;
         for (u32 lane = 0; lane < size; ++lane) set |= (threads[lane].state == state) << lane;
@@ -267,7 +280,7 @@ struct Job {
     std::set<u64> first_reads;  // the sites of plain reads whose values an atomicCAS then compared
     std::unordered_multimap<u64, Flight> in_flight;  // by the 16 bytes in which it lies
     u64 module_page = ~0ull;  // none yet
-    std::map<u64, u64> heap;  // what the kernel has allocated: start and bytes
+    std::map<u64, u64> heap, freed;  // what the kernel has allocated, and what it has freed: start and bytes
 
     explicit Job(Launch& l)
         : launch(l), grid{l.grid[0], l.grid[1], l.grid[2]}, size{l.block[0], l.block[1], l.block[2]},
@@ -290,7 +303,7 @@ struct Worker {  // an OS thread. It runs thread blocks one after another, or in
     std::atomic<bool> wanted{false};  // the scheduler wants to go on soon: a signal may have come, or the launch stops
     u64 asked_at = 0, ticked = 0;  // when Python was last asked for signals; the last tick of the clock
     u64 clock_preempted_at = ~0ull;
-    void* landing = nullptr;  // the site of the copy that is landing
+    void* landing = nullptr;  // the site of the copy that is landing, or of the atomic under way
     Pending pending{};
     sigjmp_buf escape;  // out of a fault
     u64 fault_site = 0;
@@ -315,6 +328,7 @@ void abandon_bulk_stores(Worker& w);
 void release_operands(Worker& w, u64 batch);
 void check_landed(Worker& w, const Block& b);
 void finish_block_events(Worker& w, Block& b);
+Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks);
 #pragma GCC visibility pop
 
 static u16 site_number(Job& job, void* site) {
@@ -324,6 +338,11 @@ static u16 site_number(Job& job, void* site) {
     if (is_new && job.sites.size() <= 0xffff) job.sites.push_back((u64)site);
     recent = {site, found->second};
     return found->second;
+}
+
+// The index of the block, or thread, with this number in a grid, or block, of this size.
+static Dim index_at(Dim size, u32 number) {
+    return {number % size.x, number / size.x % size.y, number / size.x / size.y};
 }
 
 static void settle(Worker& w);

@@ -119,14 +119,15 @@ void simt_throw() { simt_fail("a kernel cannot throw an exception"); }
 void* simt_malloc(size_t bytes) {
     if (!worker) return malloc(bytes);
     void* p = allocate(bytes);
-    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
+    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes, worker->job->freed.erase((u64)p);
     return p;
 }
 void simt_free_memory(void* p) {
     if (!is_in_heap(p) && (!worker || !p)) return free(p);
     if ((!is_in_heap(p) || !deallocate(p)) && worker)
         stop(FAILED, "free() of memory that malloc() has not returned, or that was freed before", CALLER);
-    if (worker && worker->job->launch.mode != PLAIN) worker->job->heap.erase((u64)p);
+    if (!worker || worker->job->launch.mode == PLAIN) return;
+    if (auto node = worker->job->heap.extract((u64)p)) worker->job->freed[node.key()] = node.mapped();
 }
 
 void simt_atomic(const volatile void* address, int bytes) {
@@ -141,14 +142,17 @@ void simt_atomic_if(const volatile void* address, int bytes, u64 compare) {
 }
 
 bool simt_exchange_if(volatile void* address, int bytes, u64* expected, u64 desired) {
+    void* outer = worker->landing;
     auto swap = [&](auto* p) {
         auto seen = (std::remove_reference_t<decltype(*p)>)*expected;
         auto value = (decltype(seen))desired;
         bool done = __atomic_compare_exchange_n(p, &seen, value, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
         if (done && desired != *expected) worker->progress++;
         *expected = seen;
+        worker->landing = outer;
         return done;
     };
+    if (!outer) worker->landing = CALLER;  // a fault is that of the atomic
     if (bytes == 8) return swap((u64*)address);
     if (bytes == 4) return swap((u32*)address);
     return bytes == 2 ? swap((u16*)address) : swap((u8*)address);

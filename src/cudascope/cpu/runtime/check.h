@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "addresses.h"
+#include "heap.h"
 #include "order.h"
 #include "pages.h"
 
@@ -13,11 +14,6 @@ static Error access_error(Worker& w, FindingKind finding, void* site, const char
     e.access = access, e.bytes = bytes, e.space = place.space, e.region = place.region, e.offset = place.offset;
     e.address = (u64)p;
     return e;
-}
-
-// The index of the block, or thread, with this number in a grid, or block, of this size.
-static Dim index_at(Dim size, u32 number) {
-    return {number % size.x, number / size.x % size.y, number / size.x / size.y};
 }
 
 // An access as it was announced, and what is being held against it.
@@ -94,6 +90,7 @@ static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
     e.other_thread = index_at(w.job->size, s.thread);
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
+    e.barrier_line = w.current->passed;
     if (a.source && e.other_access == WRITE && is_same_value(*w.job, a)) e.finding = SAME_VALUE;
     const Thread& me = *w.current;
     bool is_strong = a.access == ATOMIC || a.is_volatile;
@@ -272,8 +269,26 @@ static void check_alignment(Worker& w, const Announced& a, u32 alignment, Place 
     raise_error(w, access_error(w, MISALIGNED, a.site, a.p, a.bytes, a.access, place));
 }
 
+// What an address in the kernels' own heap belongs to.
+static void describe_heap(const Job& job, Error& e) {
+    auto text = [&](const char* format, u64 size) { snprintf(e.text, sizeof(e.text), format, (unsigned long long)size); };
+    for (const auto* map : {&job.heap, &job.freed}) {
+        auto after = map->upper_bound(e.address);
+        if (after == map->begin()) continue;
+        auto [start, size] = *std::prev(after);
+        if (e.address >= start + size + 16) continue;
+        if (map == &job.freed) return text("memory of %llu bytes from malloc() or new that was freed before", size);
+        return text("memory past the end of the %llu bytes that malloc() or new has returned", size);
+    }
+    auto after = job.heap.upper_bound(e.address);
+    if (after != job.heap.end() && after->first - e.address <= 16)
+        text("memory before the %llu bytes that malloc() or new has returned", after->second);
+}
+
 static void reject(Worker& w, FindingKind finding, const Announced& a, Place place) {
-    raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, place));
+    Error e = access_error(w, finding, a.site, a.p, a.bytes, a.access, place);
+    if (is_in_heap(a.p)) describe_heap(*w.job, e);
+    raise_error(w, e);
     divert(w, a.p, a.bytes, a.access);
 }
 
@@ -303,6 +318,35 @@ static Place nearest_variable(const Job& job, const char* p, Place place) {
     return place;
 }
 
+// Whether an access to the compiled file, which belongs to no variable of the launch, is past the ends of a constant or a
+// variable, and of which: place {OTHER, i, …} is in or beside the i-th of `Launch.objects`. Strings have no name.
+static bool is_outside_of_objects(const Job& job, const Announced& a, Place& place) {
+    int32_t i = object_at(job.launch, a.p);
+    if (i < 0) {
+        bool may_be_string = a.access == READ && (u64)a.p >= job.code.start && (u64)a.p < job.code.variables;
+        if (!may_be_string) place = nearest_variable(job, a.p, place);
+        return !may_be_string;
+    }
+    const SharedArray& object = job.launch.objects[i];
+    place = {OTHER, i, (int64_t)a.p - object.offset};
+    for (u32 r = 0; r < job.tensors.size(); ++r)
+        if ((int64_t)job.tensors[r].start == object.offset) place.space = GLOBAL, place.region = (int32_t)r;
+    bool inside = place.offset >= 0 && (u64)place.offset + a.bytes <= object.bytes;
+    return !inside || a.access != READ;
+}
+
+// The shared array that an access to no array misses by least.
+static Place nearest_array(const Job& job, const Block& b, const char* p) {
+    Place place{SHARED, -1, p - b.shared.start};
+    int64_t least = INT64_MAX, at = p - b.shared.start;
+    for (u32 i = 0; i < job.launch.num_shared; ++i) {
+        const SharedArray& array = job.launch.shared[i];
+        int64_t distance = std::max(array.offset - at, at - array.offset - (int64_t)array.bytes);
+        if (distance < least) least = distance, place.region = (int32_t)i, place.offset = at - array.offset;
+    }
+    return place;
+}
+
 static void check(Worker& w, const Announced& a, u32 alignment) {
     Job& job = *w.job;
     bool is_flag = a.is_volatile || (a.access == ATOMIC && !a.is_barrier);
@@ -313,15 +357,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
     if (place.space == SHARED) {
         bool outside = place.region < 0 || (u64)place.offset + a.bytes > job.launch.shared[place.region].bytes;
         if (outside) {
-            if (place.region < 0) {  // the array before it is the one that was overrun
-                int64_t nearest = -1;
-                const SharedArray* arrays = job.launch.shared;
-                for (u32 i = 0; i < job.launch.num_shared; ++i)
-                    if (arrays[i].offset + (int64_t)arrays[i].bytes <= a.p - b.shared.start)
-                        if (nearest < 0 || arrays[i].offset > arrays[nearest].offset) nearest = i;
-                place.region = (int32_t)nearest;
-                if (nearest >= 0) place.offset = a.p - (b.shared.start + job.launch.shared[nearest].offset);
-            }
+            if (place.region < 0) place = nearest_array(job, b, a.p);
             return reject(w, OUTSIDE_SHARED, a, place);
         }
         check_alignment(w, a, alignment, place);
@@ -340,8 +376,8 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
             if (place.region < 0 && (is_allocated(job, a.p, a.bytes) || is_index(a.p))) return;
             if (place.region < 0 && in_module(job, a.p)) {
-                if (a.access == READ) return;  // of a constant
-                place = nearest_variable(job, a.p, place);
+                if (!is_outside_of_objects(job, a, place)) return;
+                if (a.access == READ && a.p == w.current->reported) return;  // the sanitizer has just told of it
             }
         }
         return reject(w, OUTSIDE_GLOBAL, a, place);

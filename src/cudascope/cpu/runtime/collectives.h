@@ -7,11 +7,20 @@
 
 // ---------------------------------------------------------------------------------------------- barrier
 
+// Whether a thread that has left the kernel has gone round the barrier in this line, and did not return before it. The
+// kernel's own lines from `body` to before `returned` come before its `return`, and no loop leads back to them.
+static bool went_round(const Job& job, const Thread& gone, u32 line) {
+    if (!gone.returned) return !job.launch.may_return;
+    return line >= gone.body && line < gone.returned;
+}
+
 static void check_barrier(Worker& w, Block& b) {
     if (b.live < w.job->num_threads) {
-        const Thread *gone = nullptr, *waiting = nullptr;
+        const Thread *gone = nullptr, *waiting = nullptr, *round = nullptr;
         for (u32 i = w.job->num_threads; i--;) (b.threads[i].state == GONE ? gone : waiting) = &b.threads[i];
-        Error e = new_error(w, w.job->launch.may_return ? LEFT_BEFORE_BARRIER : BARRIER_NOT_REACHED, waiting->site);
+        for (const Thread& t : b.threads)
+            if (!round && t.state == GONE && went_round(*w.job, t, (u32)waiting->line)) gone = round = &t;
+        Error e = new_error(w, round ? BARRIER_NOT_REACHED : LEFT_BEFORE_BARRIER, waiting->site);
         e.thread = gone->index, e.other_thread = waiting->index;
         e.num_waiters = b.live;
         raise_error(w, e);
@@ -29,6 +38,7 @@ static void check_barrier(Worker& w, Block& b) {
 
 // All threads of a thread block have met: every access before the barrier happens before every access after it.
 static void join_clocks(Worker& w, Block& b) {
+    for (Warp& warp : b.warps) warp.steps = {};
     for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
     for (u32 i = 0; i < w.job->num_threads; ++i)
         for (u32 lane = 0; lane < b.warps[i / 32].size; ++lane)
@@ -78,7 +88,7 @@ extern "C" int simt_barrier(bool predicate, int line) {
     Worker& w = *worker;
     Block& b = *w.block;
     Thread& me = *w.current;
-    me.collective = SYNCTHREADS, me.mask = 0, me.line = line;
+    me.collective = SYNCTHREADS, me.mask = 0, me.line = line, me.passed = (u32)line;
     b.barrier_total += predicate;
     me.state = AT_BARRIER;
     me.site = CALLER;
@@ -95,10 +105,29 @@ extern "C" int simt_barrier(bool predicate, int line) {
 
 // ---------------------------------------------------------------------------------------------- grid barrier
 
-// If all threads of all thread blocks that have not ended wait here, free them.
+// A thread block that has ended never comes to the barrier of the grid at which others wait.
+static void raise_grid_never_complete(Worker& w) {
+    Job& job = *w.job;
+    std::vector<Block*> blocks;
+    std::set<u32> present;
+    for (Block* b : w.waiting)
+        if (b->at_grid) blocks.push_back(b), present.insert(b->number);
+    u32 ended = 0;
+    while (present.count(ended)) ++ended;
+    Dim at = index_at(job.grid, ended);
+    w.block = nullptr;
+    Error e = waiting_error(w, DEADLOCK, blocks);
+    snprintf(e.text, sizeof(e.text),
+             ": thread block (%u, %u, %u) has ended and has not come to this barrier of the grid. A GPU waits for ever",
+             at.x, at.y, at.z);
+    raise_error(w, e);
+}
+
+// If all threads of all thread blocks wait here, free them.
 void complete_grid(Worker& w) {
     Job& job = *w.job;
-    if (job.at_grid + job.ended_blocks < job.num_blocks) return;
+    if (!job.at_grid || job.at_grid + job.ended_blocks < job.num_blocks) return;
+    if (job.ended_blocks) return raise_grid_never_complete(w);
     job.at_grid = 0;
     for (Block* b : w.waiting) {
         if (!b->at_grid) continue;
@@ -117,6 +146,12 @@ void complete_grid(Worker& w) {
 void arrive_at_grid(Worker& w, Block& b) {
     if (!b.live || b.at_grid != b.live) return;
     if (w.job->launch.mode == CHECK) check_barrier(w, b);
+    if (b.threads[0].state == GONE) {  // cooperative_groups.h: thread 0 counts its thread block, and waits for the others
+        Error e = waiting_error(w, DEADLOCK, {&b});
+        snprintf(e.text, sizeof(e.text), ": thread (0, 0, 0), which brings its thread block to this barrier of the grid, "
+                 "has left the kernel. A GPU waits for ever");
+        raise_error(w, e);
+    }
     w.job->at_grid++;
 }
 
@@ -144,6 +179,53 @@ static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
     raise_error(w, e);
 }
 
+static void raise_apart(Worker& w, FindingKind finding, const Thread& t, const Met& mine, u32 lane, const Met& other) {
+    w.block->warps[t.id / 32].explained = true;
+    Error e = new_error(w, finding, mine.site);
+    e.thread = t.index, e.lane = lane, e.other_site = (u64)other.site, e.other_block = w.block->index;
+    e.waiters[0].collective = mine.collective, e.waiters[0].mask = mine.mask, e.waiters[1].mask = other.mask;
+    e.waiters[1].collective = other.collective;
+    raise_error(w, e);
+}
+
+// The lanes `present` meet, and lanes that their mask names have left the kernel. This is right if those left before. It is
+// wrong if those were in another warp function when they should have been here: what a mask names must come, in the same
+// function and with the same mask (PTX ISA, shfl.sync). Two signs tell:
+//   - A lane that has left has met others without these lanes, with another mask, while these lanes met nobody.
+//   - The lanes have met in two places before. Then these lanes came to the place where the others had been.
+static void check_in_step(Worker& w, Warp& own, Thread* lanes, u32 present, const Thread& first) {
+    Steps& steps = own.steps;
+    u32 all = own.size < 32 ? (1u << own.size) - 1 : ~0u, left = first.mask & ~present & all;
+    bool in_one_place = true;
+    for (u32 lane = 0; lane < own.size; ++lane)
+        if (present >> lane & 1) in_one_place &= lanes[lane].site == first.site;
+    own.explained = false;
+    for (u32 lane = 0; left && lane < own.size && !own.explained; ++lane) {
+        const Met& other = steps.last[lane];
+        u32 mine = 1u << first.lane, theirs = 1u << lane;
+        bool was_alone = (left & theirs & steps.without[first.lane]) && !(steps.without[lane] & mine);
+        if (was_alone && other.collective == first.collective && other.mask != first.mask)
+            raise_apart(w, MASKS_DIFFER, first, {first.site, first.collective, first.mask, 0}, lane, other);
+    }
+    for (int i = 0; left && i < 2 && !own.explained; ++i) {
+        const Met &mine = steps.apart[i], &theirs = steps.apart[1 - i];
+        if ((mine.lanes & present) && (theirs.lanes & left) && theirs.site == first.site)
+            raise_apart(w, LANES_APART, first, mine, (u32)__builtin_ctz(theirs.lanes & left), theirs);
+    }
+    if (in_one_place && !left) steps.apart[0] = steps.apart[1] = {};
+    bool are_new = !in_one_place && !steps.apart[0].site;
+    for (u32 lane = 0; lane < own.size; ++lane) {
+        const Thread& t = lanes[lane];
+        bool is_here = present >> lane & 1;
+        steps.without[lane] = is_here ? steps.without[lane] & ~present : steps.without[lane] | present;
+        if (!is_here) continue;
+        steps.last[lane] = {t.site, t.collective, t.mask, 0};
+        Met& place = steps.apart[t.site != first.site];
+        if (are_new && (!place.site || place.site == t.site))  // else it is a third place
+            place = {t.site, t.collective, t.mask, place.lanes | 1u << lane};
+    }
+}
+
 // If every lane of the mask of `one` that has not left waits where `one` waits, end the meeting and free its lanes.
 bool complete_meeting(Worker& w, Block& b, const Thread& one) {
     u32 warp = one.id / 32, present = 0;
@@ -163,6 +245,8 @@ bool complete_meeting(Worker& w, Block& b, const Thread& one) {
     if (first.collective != MATRIX) count(w, first.site, counted);  // its loads and stores are counted
     void* payloads[32];
     for (u32 lane = 0; lane < 32; ++lane) payloads[lane] = present >> lane & 1 ? lanes[lane].payload : nullptr;
+    if (w.job->launch.mode == CHECK) check_in_step(w, own, lanes, present, first);
+    if (w.job->failed) return false;
     first.complete(payloads);
     for (u32 lane = 0; lane < own.size && !w.job->failed; ++lane)
         if (present >> lane & 1) lanes[lane].lanes = present, wake(w, b, lanes[lane]);
@@ -203,7 +287,7 @@ static void for_each(void** lanes, Function function) {
 }
 
 [[gnu::noinline]] static void raise_no_source(const Thread& t) {
-    if (worker->job->launch.mode != CHECK) return;
+    if (worker->job->launch.mode != CHECK || worker->block->warps[t.id / 32].explained) return;
     Error e = new_error(*worker, t.mask >> t.source & 1 ? LANE_GONE : LANE_NOT_IN_MASK, t.site);
     e.thread = t.index, e.lane = t.source;
     raise_error(*worker, e);
@@ -243,15 +327,15 @@ static void order_lanes(void** lanes) {
 }
 
 extern "C" {
-u64 simt_shuffle(u32 mask, u64 value, u32 source) {
+u64 simt_shuffle(Collective function, u32 mask, u64 value, u32 source) {
     worker->current->source = source % 32;
-    return meet(SHFL, mask, value, shuffle, CALLER);
+    return meet(function, mask, value, shuffle, CALLER);
 }
-Votes simt_vote(u32 mask, bool predicate) {
-    u64 votes = meet(VOTE, mask, predicate, vote, CALLER);
+Votes simt_vote(Collective function, u32 mask, bool predicate) {
+    u64 votes = meet(function, mask, predicate, vote, CALLER);
     return {(u32)votes, (u32)(votes >> 32)};
 }
-u32 simt_match(u32 mask, u64 value) { return (u32)meet(MATCH, mask, value, match, CALLER); }
+u32 simt_match(Collective function, u32 mask, u64 value) { return (u32)meet(function, mask, value, match, CALLER); }
 void simt_syncwarp(u32 mask) { meet(SYNCWARP, mask, 0, order_lanes, CALLER); }
 u32 simt_meet(Collective what, u32 mask, void* payload, void (*complete)(void**), int line) {
     return meet(*worker, what, mask, payload, complete, line, CALLER);

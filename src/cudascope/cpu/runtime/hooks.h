@@ -32,12 +32,26 @@ static void take_turns(Worker& w, Access access, void* site) {
     }
 }
 
+// Local memory is a thread's own, and lasts as long as the function that declares it. What is below `stack`
+// belongs to functions that have returned.
+[[gnu::noinline]] static void check_local(Worker& w, const Announced& a, u32 alignment, const char* stack) {
+    Thread& me = *w.current;
+    if (me.state != READY) return;  // the last lane of a meeting works with what the others have brought
+    const char* own = w.block->stacks.start + me.id * STACK;
+    FindingKind finding = a.p < own || a.p >= own + STACK ? LOCAL_OF_ANOTHER : a.p < stack ? LOCAL_GONE : NOTHING;
+    if (!finding && (u64)a.p % alignment && a.p != me.reported) finding = MISALIGNED;
+    if (finding) raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, {OTHER, -1, 0}));
+}
+
 // The hooks of most accesses contain the code of this function. The other hooks call it: each copy takes time to compile.
 [[gnu::always_inline]] static inline void announce_at_once(const Announced& a, u32 alignment) {
     Worker* w = worker;
     if (!w || !w->current || !a.bytes) return;
     Block& b = *w->block;
-    if (is_local(b, a.p)) return;
+    if (is_local(b, a.p)) {
+        if (w->job->launch.mode == CHECK) check_local(*w, a, alignment, (const char*)__builtin_dwarf_cfa());
+        return;
+    }
     Mode mode = (Mode)w->job->launch.mode;
     if (mode == PLAIN) return;
     if (mode == CHECK && w->pending.bytes) settle(*w);
@@ -127,7 +141,14 @@ void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
         w.current->reported = p;
         return;
     }
-    if (is_local(*w.block, p)) raise_error(w, access_error(w, OUTSIDE_LOCAL, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
+    if (is_local(*w.block, p))
+        return raise_error(w, access_error(w, OUTSIDE_LOCAL, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
+    if (access == WRITE || is_shared(*w.block, p) || !in_module(*w.job, (char*)p)) return;  // its own hook follows
+    Announced a{(char*)p, 1, READ, false, false, CALLER};  // g++ gives constants no hook
+    Place place{GLOBAL, -1, (int64_t)p};
+    if (!is_outside_of_objects(*w.job, a, place)) return;
+    w.current->reported = p;
+    raise_error(w, access_error(w, OUTSIDE_GLOBAL, CALLER, (char*)p, a.bytes, READ, place));
 }
 
 void* simt_memcpy(void* to, const void* from, size_t bytes) {

@@ -7,7 +7,8 @@ enum Mode : unsigned { PLAIN, OBSERVE, CHECK };
 enum Space : unsigned char { GLOBAL, SHARED, OTHER };
 enum Access : unsigned char { READ, WRITE, ATOMIC, BARRIER, SHUFFLE, MMA };
 enum Collective : unsigned {  // what threads wait for each other in
-    SHFL, VOTE, MATCH, REDUCE, SYNCWARP, SYNCTHREADS, SYNCGRID, NUMBERED,
+    SHFL_IDX, SHFL_UP, SHFL_DOWN, SHFL_XOR, VOTE_BALLOT, VOTE_ANY, VOTE_ALL, VOTE_UNI, MATCH_ANY, MATCH_ALL,
+    REDUCE, SYNCWARP, SYNCTHREADS, SYNCGRID, NUMBERED,
     PHASE,  // of a barrier that the kernel has made itself
     EXCHANGE,  // of values in a group
     PRODUCT, MATRIX,  // of matrices, and a matrix's load or store: by a whole warp

@@ -35,7 +35,7 @@ struct Error {
     int32_t region;  // index of a Region or SharedArray, -1: none
     u32 other_access;
     int64_t offset;  // bytes from its start
-    u32 lane, num_waiters;
+    u32 lane, num_waiters, barrier_line;  // of a race: the line of the thread's last __syncthreads()
     Waiter waiters[8];
     char text[256];
     u64 count;  // how often it was found, with other threads or elements
@@ -62,16 +62,17 @@ struct Launch {
     Region* regions;
     SharedArray *shared, *guards;  // a guard says whether an array's constructor has run: no access of the kernel
     SharedArray* variables;  // of the compiled file, by address: those that may hold pointers
+    SharedArray* objects;  // all constants and variables of an instrumented file, by address, in this order
     u64 shared_segment;  // bytes of a thread block's shared memory, all arrays and gaps together
     int64_t dynamic_offset;  // of the dynamic part, -1 without one
     u64 dynamic_bytes;
-    u32 num_regions, num_shared, num_guards, num_variables, num_pointers;
+    u32 num_regions, num_shared, num_guards, num_variables, num_objects, num_pointers;
     u32* pointers;  // the arguments that point into a region
     u32* pointer_regions;  // which
     u64 max_events;
     u32 max_blocks;  // how many thread blocks a GPU holds at once
     u32 has_scopes;  // this kernel has atomics or fences of block scope
-    u32 may_return;  // a thread of this kernel may leave before its end
+    u32 may_return;  // a thread of this kernel may leave by a `return` that does not tell (simt_returned)
     // results
     u32 num_errors;
     Error* errors;

@@ -31,21 +31,28 @@ static void leave_kernel(Worker& w) {
     w.current = &me;
 }
 
-extern "C" [[noreturn]] void simt_exit() {
+[[noreturn]] static void end_thread() {
     Worker& w = *worker;
     leave_kernel(w);
     switch_to(w.current->context, w.scheduler);
     __builtin_unreachable();
 }
 
+extern "C" void simt_returned(u32 body, u32 from) { worker->current->body = body, worker->current->returned = from; }
+
+extern "C" [[noreturn]] void simt_exit() {
+    simt_returned(0, 1);  // PTX's `exit` is a `return`, at no line
+    end_thread();
+}
+
 static void start_thread() {
     Worker& w = *worker;
     w.job->launch.entry(w.job->launch.arguments);
-    simt_exit();
+    end_thread();
 }
 
 // An error that lists where the threads of `blocks` wait.
-static Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks) {
+Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& blocks) {
     Error e = new_error(w, finding, nullptr);
     for (Block* b : blocks)
         for (Thread& t : b->threads) {
@@ -113,7 +120,9 @@ static Block& start_block(Worker& w, u32 rank) {
     if (launch.mode == CHECK) std::fill(b.barrier_clock.begin(), b.barrier_clock.end(), 0);
     for (u32 i = 0; i < b.warps.size(); ++i) {
         b.warps[i].size = b.warps[i].live = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
-        if (launch.mode == CHECK) memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
+        if (launch.mode != CHECK) continue;
+        memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
+        b.warps[i].steps = {};
     }
     for (u32 i = 0; i < job.num_threads; ++i) {
         Thread& t = b.threads[i];
@@ -123,7 +132,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.asynchronous = nullptr, t.gives_up = false;
         t.reads = t.progress = t.clock_reads = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = t.reported = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
-        t.loads = 0, t.stored = 0;
+        t.loads = 0, t.stored = 0, t.body = t.returned = t.passed = 0;
         t.site = nullptr;
         t.acquired.reset(), t.seen.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);
@@ -203,6 +212,7 @@ static Block* next_block(Worker& w) {
     }
     if (w.waiting.empty()) return nullptr;
     complete_grid(w);
+    if (job.failed) return nullptr;
     if (nobody_can_go_on(w)) {
         std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
         bool somebody_runs = std::any_of(blocks.begin(), blocks.end(), [](Block* b) { return !b->ready.empty(); });

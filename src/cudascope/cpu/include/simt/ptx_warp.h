@@ -17,7 +17,8 @@ SIMT_INLINE Answer shfl(u32 value, u32 by, u32 bounds, u32 mask) {
     int source = how == Shuffle::idx ? first | (n & ~segments) : how == Shuffle::up ? lane - n
         : how == Shuffle::down ? lane + n : lane ^ n;
     bool there = how == Shuffle::up ? source >= last : source <= last;
-    return {simt::shuffle(mask, value, there ? source : lane), there};
+    constexpr auto function = (Collective)(SHFL_IDX + (int)how);  // kinds.h has the four in this order
+    return {simt::shuffle(function, mask, value, there ? source : lane), there};
 }
 
 SIMT_INLINE u32 warp() {
@@ -31,7 +32,7 @@ SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mas
 SIMT_INLINE bool vote_any(bool predicate, u32 mask) { return __any_sync(mask, predicate); }
 SIMT_INLINE bool vote_all(bool predicate, u32 mask) { return __all_sync(mask, predicate); }
 SIMT_INLINE bool vote_uni(bool predicate, u32 mask) {
-    Votes votes = simt_vote(mask, predicate);
+    Votes votes = simt_vote(VOTE_UNI, mask, predicate);
     return !votes.yes || !votes.no;
 }
 template <class T>

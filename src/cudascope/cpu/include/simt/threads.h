@@ -17,9 +17,10 @@ unsigned simt_lane() __attribute__((const));
 
 int simt_barrier(bool predicate, int line);  // returns how many threads brought true
 void simt_grid_sync(int line);
-uint64_t simt_shuffle(unsigned mask, uint64_t value, unsigned source);
-simt::Votes simt_vote(unsigned mask, bool predicate);
-unsigned simt_match(unsigned mask, uint64_t value);  // the lanes that brought this value
+// Each takes the function that the kernel has called: only lanes in the same function meet (PTX: the same qualifiers).
+uint64_t simt_shuffle(simt::Collective function, unsigned mask, uint64_t value, unsigned source);
+simt::Votes simt_vote(simt::Collective function, unsigned mask, bool predicate);
+unsigned simt_match(simt::Collective function, unsigned mask, uint64_t value);  // the lanes that brought this value
 void simt_syncwarp(unsigned mask);
 // A meeting of all lanes of `mask`: the last one to arrive runs `complete` over what each brought (payloads[lane]; null
 // of a lane that is not there) before any of them goes on. Lanes that name another function or another line of the
@@ -39,6 +40,7 @@ bool simt_is_local(const void* address);  // on the stack of a thread
 // The `id`-th of a thread block's sixteen barriers frees who waits in it when so many threads have arrived (0: all).
 void simt_numbered_barrier(unsigned id, unsigned threads, bool waits);
 [[noreturn]] void simt_exit();  // this thread has left the kernel
+void simt_returned(unsigned body, unsigned from);  // a `return` of a kernel follows: translate/returns.py
 bool simt_carry();  // what this thread's last sum or difference that keeps it left over (PTX: add.cc)
 void simt_keep_carry(bool carry);
 void simt_fence();
