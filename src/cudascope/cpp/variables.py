@@ -48,13 +48,13 @@ def plain_variables(file: File) -> list[Variable]:
 
 
 def element_bytes(file: File) -> dict[str, int]:
-    """The bytes of an element of each array of CUDA memory, by its name: `__shared__`, `__constant__` and so on.
+    """The bytes of an element of each array that is no thread's own, by its name: `__shared__`, `static` and so on.
 
     An array is left out if its type is not one of C++ or CUDA, or if two arrays of one name have different types.
     """
     found: dict[str, set[int]] = {}
     for i, token in enumerate(file.tokens):
-        if token not in _KINDS and token != "__shared__":
+        if token not in _KINDS | {"__shared__", "static"}:
             continue
         ends = (j for j in range(i, len(file.tokens)) if file.tokens[j] in ("[", ";", "=", "{"))
         bracket = next(ends, i)

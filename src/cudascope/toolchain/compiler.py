@@ -209,6 +209,8 @@ def in_words(error: CompileError, source: Source, name: str) -> CompileError:
     refused = re.findall(r"^(\S.*?):\d+:\d+: (?:fatal )?error: (.*)$", str(error), re.MULTILINE)
     if not refused or {place for place, _ in refused} != {"<cudascope>"}:
         return CompileError(without_own_headers(str(error), file))
+    if returns := re.search(r"call to .call\((?!void)([^()]+?) \(\*\)\(", said):
+        return CompileError(f"{file}: kernel {name!r} returns {returns[1]}: a __global__ function must return void")
     whys = [what for _, what in refused if not re.search("overloaded function|no matches converting|simt", what)]
     why = whys[0] if whys else "its template arguments are of another kind, break a condition, or fit several kernels"
     return CompileError(f"{file}: there is no kernel {name!r}: {why}; compare the name with the kernel's declaration")

@@ -323,9 +323,12 @@ static Place nearest_variable(const Job& job, const char* p, Place place) {
 static bool is_outside_of_objects(const Job& job, const Announced& a, Place& place) {
     int32_t i = object_at(job.launch, a.p);
     if (i < 0) {
-        bool may_be_string = a.access == READ && (u64)a.p >= job.code.start && (u64)a.p < job.code.variables;
-        if (!may_be_string) place = nearest_variable(job, a.p, place);
-        return !may_be_string;
+        // A read may be of a string, or by a pointer in a variable, which leads to the plain build of the file.
+        u64 at = (u64)a.p;
+        bool is_variable = at >= job.code.variables && at < up(job.code.variables_end, PAGE);
+        if (a.access == READ && !is_variable) return false;
+        place = nearest_variable(job, a.p, place);
+        return true;
     }
     const SharedArray& object = job.launch.objects[i];
     place = {OTHER, i, (int64_t)a.p - object.offset};

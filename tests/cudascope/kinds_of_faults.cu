@@ -1,0 +1,132 @@
+// Kinds of faults, for test_kinds_of_faults.py: each kernel has several of one kind, and right relatives.
+__constant__ float taps[8];
+__device__ int table[8];
+__device__ const int primes[4] = {2, 3, 5, 7};
+static __device__ float zeros[6];
+
+__global__ void read_variables(float* out, int which, int i) {
+    static const int squares[5] = {0, 1, 4, 9, 16};
+    const int* through = table;
+    const char* text = "words";
+    if (which == 0) out[0] = taps[i];
+    if (which == 1) out[0] = table[i];
+    if (which == 2) out[0] = through[i];
+    if (which == 3) out[0] = zeros[i];
+    if (which == 4) out[0] = primes[i];
+    if (which == 5) out[0] = squares[i];
+    if (which == 6) out[0] = text[i];
+}
+
+__global__ void early_returns(float* out, int which, int n) {
+    if (which < 0) return;
+    if (which == 0 && threadIdx.x >= n) return;
+    if (which == 1) {
+        if (threadIdx.x < n) __syncthreads();  // round 1
+    } else if (which == 2) {
+        for (int i = 0; i < n; ++i) {
+            __syncthreads();
+            if (threadIdx.x >= 32) return;
+        }
+    } else if (which == 3) {
+        if (threadIdx.x < n) __syncthreads();  // round 3
+        if (threadIdx.x >= 50) return;
+    }
+    if (which == 0) __syncthreads();
+    out[threadIdx.x] = 1;
+}
+
+__global__ void lanes_apart(int* out, int which) {
+    int lane = threadIdx.x, v = lane;
+    if (which == 0) v = lane < 16 ? __shfl_xor_sync(~0u, v, 1) : __shfl_up_sync(~0u, v, 1);
+    if (which == 1) v = lane < 16 ? __all_sync(~0u, v) : __any_sync(~0u, v);
+    if (which == 2) v = lane < 16 ? __ballot_sync(~0u, v > 3) : __any_sync(~0u, v > 3);
+    if (which == 3) {
+        if (lane < 16) v = __match_any_sync(~0u, v);
+        else { int all; v = __match_all_sync(~0u, v, &all); }
+    }
+    if (which == 4) v = __shfl_xor_sync(lane < 16 ? ~0u : 0xffff0000u, v, 1);
+    if (which == 5) v = __shfl_xor_sync(lane < 16 ? 0x1ffffu : 0xffff0000u, v, 1);
+    if (which == 6) v = __any_sync(lane < 30 ? ~0u : 3u << 30, v > 40);
+    if (which == 7) {
+        if ((lane & 15) == 0) v += __shfl_xor_sync(~0u, v, 16);
+        v += __shfl_xor_sync(~0u, v, 1);
+    }
+    if (which == 8) {
+        if (lane > 3) v += __shfl_down_sync(~0u, v, 1);
+        v += __shfl_down_sync(~0u, v, 2);
+    }
+    out[lane] = v;
+}
+
+__global__ void lanes_together(int* out, int which) {
+    int lane = threadIdx.x, v = lane;
+    if (which == 0) {  // one function and one mask, in two places
+        if (lane & 1) v = __all_sync(~0u, v >= 0);
+        else v = __all_sync(~0u, v >= 1);
+    }
+    if (which == 1) {
+        if (lane < 16) v = __shfl_xor_sync(0xffffu, v, 1);
+        v = __shfl_xor_sync(~0u, v, 1);
+    }
+    if (which == 2) {  // halves that part, one of which leaves
+        v += __shfl_xor_sync(lane < 16 ? 0xffffu : 0xffff0000u, v, 1);
+        if (lane >= 16) { out[lane] = v; return; }
+        __syncwarp();
+        v += __shfl_xor_sync(~0u, v, 1);
+    }
+    if (which == 3) {  // a mask that follows the lanes that are left
+        unsigned left = ~0u;
+        for (int i = 0; i < 32; ++i) {
+            left = __ballot_sync(left, lane >= i);
+            if (lane < i) break;
+            v += __shfl_sync(left, v, 31);
+        }
+    }
+    out[lane] = v;
+}
+
+__global__ void in_memory(float* out, int which, int i) {
+    __shared__ float row[64];
+    __shared__ __align__(4) short words[16];
+    row[threadIdx.x] = 1;
+    if (threadIdx.x < 16) words[threadIdx.x] = 1;
+    __syncthreads();
+    if (which == 0) out[0] = row[i];
+    if (which == 1) out[0] = *(int*)&words[i];
+    if (which == 2) atomicAdd(&row[i], 1.0f);
+    if (which == 3) { float own[8]; for (int k = 0; k < 8; ++k) own[k] = k; float4 four = *(float4*)&own[i]; out[0] = four.x + four.w; }
+    if (which == 4) { float2 own[4]; for (int k = 0; k < 4; ++k) own[k] = {1.0f * i, 2}; float4 four = *(float4*)&own[i]; out[0] = four.x + four.w; }
+    if (which == 5) { int a = i, *at = &a; float own[2] = {1.0f * i, 2}; float2 two = *(float2*)own; out[0] = two.x + two.y + *at; }
+    if (which >= 6) {
+        int* mine = (int*)malloc(16);
+        mine[0] = 1;
+        if (which == 6) free(mine);
+        out[threadIdx.x] = mine[which == 7 ? 4 : which == 8 ? -1 : 0];
+        if (which > 6) free(mine);
+    }
+}
+
+__global__ void one_barrier(const float* in, float* out, int which) {
+    __shared__ float a[64], b[64];
+    int t = threadIdx.x;
+    if (which == 0) {
+        a[t] = in[t];
+        b[t] = in[t] + 1;
+        out[t] = a[63 - t];
+        out[64 + t] = b[63 - t];
+    }
+    if (which == 1) {
+        for (int i = 0; i < 2; ++i) {
+            a[t] = in[t];
+            __syncthreads();
+            out[t] = a[63 - t];
+        }
+    }
+    if (which == 2) {
+        a[t] = in[t];
+        out[t] = a[63 - t];
+        __syncthreads();
+        b[t] = in[t];
+        out[64 + t] = b[63 - t];
+    }
+}
