@@ -1,7 +1,7 @@
 """The command `cudascope`, for a shell and for CI: `cudascope check file.cu "kernel<float>" …`.
 
 Exit status: 0 nothing was found, 1 something was, 2 the command or the kernel cannot be understood or compiled, or the
-kernel reached what the CPU runner does not have.
+kernel reached what the CPU runner does not have. A program's own status is passed on, and is 99 if something was found.
 """
 
 import argparse
@@ -26,13 +26,14 @@ from cudascope.command.given import (
     given_tensor,
     given_value,
 )
+from cudascope.command.program import grouped, is_program_file, program_sources, run_program
 from cudascope.cpp.signature import Parameter, spelled
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.tokens import Tokens
-from cudascope.cpu.rules import SUMMARIES
+from cudascope.cpu.rules import SUMMARIES as OF_LAUNCHES
 from cudascope.kernels.cuda import CudaKernel, declared_kernels, source_path
 from cudascope.watch.causes import by_cause
-from cudascope.watch.contexts import check, observe, time_limit
+from cudascope.watch.contexts import check, current_run, observe, time_limit
 from cudascope.watch.findings import Finding, sarif_log, uri
 
 
@@ -49,7 +50,18 @@ def described(name: str, array: Array, file: str | None) -> str:
     return f"{title}: {' '.join(map(str, shown))}"
 
 
-CLEAN, FOUND, NOT_UNDERSTOOD = 0, 1, 2
+CLEAN, FOUND, NOT_UNDERSTOOD, FOUND_IN_PROGRAM = 0, 1, 2, 99
+OF_PROGRAMS = {
+    "use after free": "Memory is used that the program has freed.",
+    "double free": "Memory is freed a second time.",
+    "invalid free": "What is freed was not allocated so.",
+    "invalid copy": "A copy or a fill leaves its memory, or takes memory of the host for the device's.",
+    "host access": "Host code touches memory of the device.",
+    "host fault": "Host code touches memory that is not there, or divides by zero.",
+    "launch failed": "A launch that CUDA refuses.",
+    "leak": "Memory that the program never frees; off unless asked for.",
+}
+SUMMARIES = OF_LAUNCHES | OF_PROGRAMS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,12 +69,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a file's name has any bytes
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    own = given.index("--") if "--" in given else len(given)
+    options = _parser().parse_args(given[:own])
+    options.arguments = given[own + 1 :]
     try:
-        return options.run(options)
+        sources = _program(options)
+        return _run_program(sources, options) if sources else options.run(options)
     except (CompileError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return NOT_UNDERSTOOD
+
+
+# ------------------------------------------------------------------------------------------------ programs
+
+
+def _program(options: argparse.Namespace) -> list[Source] | None:
+    """The files of the program that shall run; None if a kernel is meant."""
+    names = getattr(options, "names", [])
+    others = [name for name in names if is_program_file(name)]
+    options.kernel = next((name for name in names if name not in others), None)
+    if options.run is _list or options.kernel is not None:
+        if len(names) > 1:
+            raise ValueError(f"name one kernel, or the files of a program: got {' and '.join(names)}")
+        return None
+    include = [f"-I{folder}" for folder in options.include]
+    sources = program_sources([options.file, *others], options.define, [*include, *options.option])
+    if sources is None and others:
+        raise ValueError(f"none of these files has a main: {', '.join([options.file, *others])}")
+    if sources and (given := [name for name in ("grid", "block", "tensor", "scalar") if getattr(options, name)]):
+        raise ValueError(f"--{given[0]} belongs to a kernel: name one, or leave it out to run the program's main")
+    return sources
+
+
+def _run_program(sources: list[Source], options: argparse.Namespace) -> int:
+    """Run a program's main, once for each schedule, and print what is found in standard error."""
+    found: list[Finding] = []
+    first_seed: dict[tuple, int | None] = {}
+    checks, observes = options.run is _check, options.run is _observe
+    also = [rule for rule in getattr(options, "also", []) if rule != "leak"]
+    ignored = [rule for rule in getattr(options, "ignore", []) if rule not in OF_PROGRAMS]
+    for seed in getattr(options, "schedule", [None]):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(time_limit(options.time_limit))
+            if checks:
+                stack.enter_context(check(schedule=seed, stop=False, ignore=ignored, also=also))
+            elif observes:
+                stack.enter_context(observe(trace_limit=0))
+            run = current_run.get()
+        outcome = run_program(sources, options.arguments, run, with_leaks="leak" in getattr(options, "also", []))
+        here = [each for each in outcome.findings if each.rule not in getattr(options, "ignore", [])]
+        for finding in here:
+            first_seed.setdefault(finding.place, seed)
+        found = by_cause([*found, *here])
+        for line in grouped(outcome.observed):
+            print(line)
+    sys.stdout.flush()
+    with contextlib.redirect_stdout(sys.stderr):
+        for finding in found:
+            _print(finding, first_seed[finding.place])
+        if checks:
+            launches, schedules = _count(outcome.launches, "launch"), _count(len(options.schedule), "schedule")
+            print(f"{Path(options.file).name}: {_count(len(found), 'finding')} in {launches} and {schedules}")
+    if getattr(options, "sarif", None):
+        Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
+    return FOUND_IN_PROGRAM if found else outcome.status
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -160,6 +231,9 @@ def _written(tokens: Tokens) -> str:
 def _kernel(options: argparse.Namespace) -> CudaKernel:
     if options.kernel is None:
         raise ValueError("\n  ".join([f"name one of the kernels of {options.file}:", *_declarations(options.file)]))
+    if options.block is None:
+        raise ValueError(f"kernel {options.kernel} needs its block: add --block 128 or --block 16,16")
+    options.grid = options.grid or (1,)
     include = [f"-I{folder}" for folder in options.include]
     return CudaKernel(Path(options.file), options.kernel, defines=options.define, options=[*include, *options.option])
 
@@ -203,7 +277,8 @@ def _print(finding: Finding, seed: int | None) -> None:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number or 'no'} {what}{'s' * (number != 1)}"
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{number or 'no'} {what}{plural * (number != 1)}"
 
 
 # ------------------------------------------------------------------------------------------------ options
@@ -213,15 +288,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudascope",
         description="CUDA kernels on the CPU: checked, observed, run, listed.",
-        epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported",
+        epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported. A "
+        "program's own status is passed on, and is 99 if something was found",
     )
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("file", help="a .cu file")
     launch = argparse.ArgumentParser(add_help=False, parents=[file])
     add = launch.add_argument
-    add("kernel", nargs="?", help='its name, as in "scale" or "softmax<float, 128>"')
-    add("--grid", type=given_shape, default=(1,), help="thread blocks, x first: 4,2 (default: 1)")
-    add("--block", type=given_shape, required=True, help="threads of a thread block: 128 or 16,16")
+    about_names = (
+        'a kernel, as in "scale" or "softmax<float, 128>". Without one the main of the file runs, and more files of '
+        "the program may follow; what comes after -- are the arguments of the program"
+    )
+    add("names", nargs="*", metavar="kernel", help=about_names)
+    add("--grid", type=given_shape, help="thread blocks, x first: 4,2 (default: 1)")
+    add("--block", type=given_shape, help="threads of a thread block: 128 or 16,16")
     add("--shared", type=int, default=0, metavar="BYTES", help="dynamic shared memory")
     tensor = "NAME=DTYPE[SIZES][:CONTENTS][:output]"
     about_tensor = f"or NAME=FILE.npy, or NAME=null. CONTENTS: {CONTENTS}; an output must be written, all of it"
@@ -245,9 +325,9 @@ def _parser() -> argparse.ArgumentParser:
 
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, run, options, help in (
-        ("check", _check, [launch, checks], "run a kernel and report what is wrong with it"),
-        ("observe", _observe, [launch], "run a kernel and print what each line did"),
-        ("run", _run, [launch, outputs], "run a kernel and print the tensors that it may write"),
+        ("check", _check, [launch, checks], "run a kernel or a program and report what is wrong with it"),
+        ("observe", _observe, [launch], "run a kernel or a program and print what each line did"),
+        ("run", _run, [launch, outputs], "run a kernel and print the tensors that it may write, or run a program"),
         ("list", _list, [file], "print a file's kernels and their parameters"),
     ):
         commands.add_parser(name, parents=options, help=help, description=help).set_defaults(run=run)

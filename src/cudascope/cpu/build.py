@@ -154,7 +154,7 @@ def build(source: Source, name: str, *, instrumented: bool) -> Library:
     file = source.read(included)
     together = file.plain_kernels
     entries = together if name in together else [name]
-    flags = _flags(source, included, instrumented=instrumented)
+    flags = compiler_flags(source, included, instrumented=instrumented)
     parts = [source.text, source.filename, *included.key(source.folder), *source.defines, *flags, *build_key()]
 
     def kept(*entries: str) -> Kept:
@@ -226,13 +226,13 @@ def _elsewhere(source: Source, opened: Sequence[str]) -> list[str]:
 
 def own_text(source: Source) -> str:
     """Return `source` and the user's own headers after the preprocessor. Raises CompileError."""
-    flags = _flags(source, source.with_included(), instrumented=False)
+    flags = compiler_flags(source, source.with_included(), instrumented=False)
     parts, _ = preprocessed(written(source), flags, source)
     return "".join(text for is_own, text in parts if is_own)
 
 
-def _flags(source: Source, included: Included, *, instrumented: bool) -> list[str]:
-    """The compiler's flags."""
+def compiler_flags(source: Source, included: Included, *, instrumented: bool) -> list[str]:
+    """Return the flags with which the compiler gets the text that is made of `source`."""
     compiler, _ = find_compiler()
     flags = [*COMMON_FLAGS, *(INSTRUMENTED_FLAGS if instrumented else PLAIN_FLAGS), *without_std(source)]
     clang = "clang" in compiler[0]
@@ -316,6 +316,28 @@ def compile_library(
 
     `opened` are those files that are a part of the text already.
     """
+    assembly, opened = compile_assembly(text, flags, path, source, gaps=gaps, opened=opened, may_be_cut=may_be_cut)
+    link([assembly], path)
+    return opened
+
+
+def link(assemblies: Sequence[Path], path: Path, libraries: Sequence[str] = ()) -> None:
+    """Make the shared library `path` of files of assembly."""
+    compiler, _ = find_compiler()
+    run_compiler([*compiler, "-shared", *map(str, assemblies), "-o", str(path), "-pthread", "-ldl", *libraries])
+
+
+def compile_assembly(
+    text: str,
+    flags: list[str],
+    path: Path,
+    source: Source,
+    *,
+    gaps: bool,
+    opened: Sequence[str] = (),
+    may_be_cut: bool = False,
+) -> tuple[Path, list[str]]:
+    """Compile `text` as `compile_library` does. Return the file of assembly, beside `path`, and the user's files."""
     compiler, _ = find_compiler()
     command = [*compiler, *flags, "-include", str(precompiled(flags)), "-S", "-x", "c++", "-"]
     assembly, rule = path.with_suffix(".s"), path.with_suffix(".d")
@@ -335,8 +357,7 @@ def compile_library(
     if has_empty_loop(assembly.read_text(**BYTES)):
         run_compiler([*command, *READ_AT_EACH_TURN, "-o", str(assembly)], text, source.folder)
     assembly.write_text(changed(assembly.read_text(**BYTES), gaps=gaps), **BYTES)
-    run_compiler([*compiler, "-shared", str(assembly), "-o", str(path), "-pthread", "-ldl"])
-    return opened
+    return assembly, opened
 
 
 def _compile_cut(

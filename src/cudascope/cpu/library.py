@@ -92,10 +92,16 @@ class Library(NamedTuple):
 
 
 @functools.cache
-def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()) -> Library:
+def load(
+    path: Path,
+    source_name: str,
+    folder: Path,
+    files: tuple[str, ...] = (),
+    tables: tuple[str, ...] = ("simt_variables",),
+) -> Library:
     """Load the library that `build` compiled from `source_name`, which includes `files` of the user's, from `folder`.
 
-    The runtime must be loaded already.
+    Each file of a program has one of the `tables` of variables. The runtime must be loaded already.
     """
     try:
         handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
@@ -140,7 +146,7 @@ def load(path: Path, source_name: str, folder: Path, files: tuple[str, ...] = ()
         "simt_exchange_if" in at,
         "simt_grid_sync" in at,
         "simt_block_scope" in at,
-        tuple(_variables(handle)),
+        tuple(_variables(handle, tables)),
         tuple(
             SharedArray(each.name, base + each.offset, each.bytes, each.symbol)
             for each in sorted(objects, key=lambda each: each.offset)
@@ -153,11 +159,11 @@ class _Row(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("address", ctypes.c_void_p), ("bytes", ctypes.c_ulong))
 
 
-def _variables(handle: ctypes.CDLL) -> Iterator[Variable]:
-    for row in ctypes.cast(handle.simt_variables, ctypes.POINTER(_Row)):
-        if row.name is None:
-            return
-        yield Variable(row.name.decode(), row.address, row.bytes)
+def _variables(handle: ctypes.CDLL, tables: Sequence[str]) -> Iterator[Variable]:
+    for table in tables:
+        rows = ctypes.cast(getattr(handle, table), ctypes.POINTER(_Row))
+        for row in itertools.takewhile(lambda row: row.name is not None, rows):
+            yield Variable(row.name.decode(), row.address, row.bytes)
 
 
 _OF_THE_RUNTIME = ("simt_base", "simt_exchange_if", "simt_grid_sync", "simt_block_scope")

@@ -57,9 +57,14 @@ def _own_arrays(name: str) -> re.Pattern:
     return re.compile(rf"_ZZ(N.*)?{len(function)}{function}")
 
 
+def own_shared_bytes(name: str, library: Library) -> int:
+    """The bytes of a kernel's own shared arrays of fixed size, without those of the functions that it calls."""
+    return sum(array.bytes for array in library.shared if _own_arrays(name).match(array.symbol))
+
+
 def check_shared(name: str, library: Library, shared_bytes: int) -> None:
     """A kernel's own shared arrays, and they and the dynamic memory together, must fit, or ValueError."""
-    static = sum(array.bytes for array in library.shared if _own_arrays(name).match(array.symbol))
+    static = own_shared_bytes(name, library)
     if static > MAX_STATIC_SHARED_BYTES:
         raise ValueError(
             f"kernel {name}: its __shared__ arrays of fixed size can have at most {MAX_STATIC_SHARED_BYTES} bytes, "

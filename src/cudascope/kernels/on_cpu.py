@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
+from cudascope.arguments.launch_shape import Shape
 from cudascope.arguments.reach import reached
 from cudascope.cpp.device_code import needed_by
 from cudascope.cpp.signature import Parameter
@@ -33,7 +34,7 @@ from cudascope.watch.least_time import work_of
 from cudascope.watch.report import TRACE, Launch, LineCount
 
 
-def _memory(variable: Variable) -> np.ndarray:
+def memory_of(variable: Variable) -> np.ndarray:
     """The bytes of a variable, in place."""
     return np.frombuffer((ctypes.c_ubyte * variable.bytes).from_address(variable.address), dtype=np.uint8)
 
@@ -49,6 +50,8 @@ class CpuKernel:
 
     Observing and checking need the instrumented build. A build is made when it is first needed (CompileError).
     """
+
+    host_variables = 0, 0  # where a program's host code has its variables: from, to
 
     def __init__(self, executable: Executable, parameters: Sequence[Parameter]) -> None:
         self.executable, self.parameters = executable, tuple(parameters)
@@ -69,7 +72,7 @@ class CpuKernel:
         if name not in variables:
             known = ", ".join(variables) or "none"
             raise ValueError(f"kernel {self.name}: its file has no variable {name!r} that can be set: {known}")
-        return _memory(variables[name])
+        return memory_of(variables[name])
 
     @functools.cached_property
     def _pointers(self) -> set[str]:
@@ -83,12 +86,12 @@ class CpuKernel:
         plain = self.library(False) if library.variables else library
         pairs = [] if plain is library else [*zip(library.variables, plain.variables, strict=True)]
         for own, kept in pairs:
-            _memory(own)[:] = _memory(kept)
+            memory_of(own)[:] = memory_of(kept)
         try:
             yield
         finally:
             for own, kept in pairs:
-                _memory(kept)[:] = _memory(own)
+                memory_of(kept)[:] = memory_of(own)
 
     @functools.cached_property
     def _watched(self) -> dict[str, Array]:
@@ -97,16 +100,30 @@ class CpuKernel:
         sizes = element_bytes(file)
         found = {}
         for each in self.library(True).variables:
-            declared = as_declared(_memory(each), each.name, file)
+            declared = as_declared(memory_of(each), each.name, file)
             if declared.dtype.itemsize == 1 and sizes.get(each.name) in (2, 4, 8):  # a constant, through PTX
-                declared = _memory(each).view(f"u{sizes[each.name]}")
+                declared = memory_of(each).view(f"u{sizes[each.name]}")
             found[each.name] = as_array(declared)
         return found
 
+    def _entry(self, library: Library) -> int:
+        """The address of the function that a launch calls."""
+        return _address(library.handle, self.executable.symbol)
+
+    def _memory(self, arrays: dict[str, Array], watched: dict[str, Array]) -> Memory:
+        """The memory that a launch may touch."""
+        return Memory(arrays, watched, reached(self.name, arrays))
+
+    def _blocks_at_once(self, library: Library, grid: Shape, block: Shape, shared_bytes: int) -> int:
+        """How many thread blocks of a launch a GPU holds at once. ValueError for a grid that must fit and does not."""
+        at_once = blocks_at_once(library, block, shared_bytes)
+        check_grid(self.name, library, grid, at_once)
+        return at_once
+
     def launch(
         self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
+        grid: Shape,
+        block: Shape,
         shared_bytes: int,
         args: Sequence[object],
         *,
@@ -122,25 +139,26 @@ class CpuKernel:
             check_constants(self.name, library, self.source.read())
             self._constants_fit = True
         check_shared(self.name, library, shared_bytes)
+        max_blocks = self._blocks_at_once(library, grid, block, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         watched = self._watched if run.mode == Mode.CHECK else {}
-        memory = Memory(arrays, watched, reached(self.name, arrays))
+        memory = self._memory(arrays, watched)
 
         request = LAUNCH()
-        request.entry = _address(library.handle, self.executable.symbol)
+        request.entry = self._entry(library)
         request.arguments = arguments
         request.grid[:], request.block[:], request.mode = grid, block, run.mode
         # atomics of several cores would meet in any order, and sums of floats would differ: then one core runs all
         alone = library.has_atomics or library.has_grid_sync or math.prod(grid) == 1
         request.workers = 1 if alone else len(os.sched_getaffinity(0))
-        request.max_blocks = blocks_at_once(library, block, shared_bytes)
-        check_grid(self.name, library, grid, request.max_blocks)
+        request.max_blocks = max_blocks
         request.time_limit, request.keep_going = math.ceil(run.time_limit * 1e9), not run.stop
         request.has_scopes = library.has_scopes
         request.ignored, request.may_return = run.ignored, run.mode == Mode.CHECK and self.executable.may_return()
         request.shuffled, request.seed = run.seed is not None, run.seed or 0
         request.max_events = run.trace_limit
+        request.host_start, request.host_end = self.host_variables
         shared = [*library.shared]
         request.shared_segment, request.dynamic_offset = library.shared_segment, -1
         if library.dynamic_offset is not None:

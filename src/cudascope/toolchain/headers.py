@@ -16,6 +16,7 @@ _HERE = Path(__file__).parent
 STAND_INS = _HERE / "stand_ins"  # the device side of other libraries' headers
 FOR_NVRTC = _HERE / "include"  # headers of the host's compiler, whose content NVRTC has built in or lacks
 RUNTIME = _HERE.parent / "cpu" / "runtime"  # the C++ side of the runner
+API = _HERE.parent / "cpu" / "api"  # the CUDA runtime API for programs
 HEADERS = _HERE.parent / "cpu" / "include"  # what a kernel can include, simt.h among it
 _OURS = (RUNTIME, HEADERS, FOR_NVRTC, STAND_INS)
 _IN_CACHE = re.compile(r"(?:headers|precompiled)-[0-9a-f]{32}")
@@ -30,9 +31,9 @@ def _leading(others: Mapping[str, str], empty: str = "") -> dict[str, str]:
 # NVRTC has it built in.
 _EMPTY_ON_CPU = (
     "common_functions.h crt/host_defines.h cuda_device_runtime_api.h cuda_gl_interop.h cuda_runtime.h "
-    "cuda_runtime_api.h device_atomic_functions.h device_functions.h device_launch_parameters.h math_functions.h "
-    "sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h sm_60_atomic_functions.h "
-    "sm_61_intrinsics.h"
+    "cuda_profiler_api.h cuda_runtime_api.h device_atomic_functions.h device_functions.h device_launch_parameters.h "
+    "math_functions.h sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h "
+    "sm_60_atomic_functions.h sm_61_intrinsics.h"
 )
 _FOR_BOTH = {
     "THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh",
@@ -245,7 +246,12 @@ def name_of(headers: Mapping[str, str]) -> str:
 @functools.cache
 def our_headers() -> str:
     """Return a digest of the C++ of cudascope: the runtime, its headers and the stand-ins."""
-    files = sorted(f"{place}/{file}" for folder in _OURS for place, _, files in os.walk(folder) for file in files)
+    return content_of(*_OURS)
+
+
+def content_of(*folders: Path) -> str:
+    """Return a digest of all files in folders of cudascope."""
+    files = sorted(f"{place}/{file}" for folder in folders for place, _, files in os.walk(folder) for file in files)
     start = len(str(_HERE.parent))
     return digest(*(part for file in files for part in (file[start:], _start_of(file, None))))
 

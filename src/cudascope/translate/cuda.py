@@ -163,8 +163,8 @@ _PTX = {"asm", "__asm", "__asm__"}
 _DYNAMIC = re.compile(r"\bextern\b[^;{}]*\b__shared__\b")
 _RENAMED = {"__noinline__": "SIMT_NOINLINE", "alignas": "SIMT_ALIGNAS"}  # simt/specifiers.h
 # the macros of simt.h that must not reach the system's headers after it; the text is expanded already
-_UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
-_UNDEFINED += shown("cuda_fp8.h")
+UNDEFINED = "".join(f"#undef {word}\n" for word in ("asm", "__asm__", *_RENAMED))
+UNDEFINED += shown("cuda_fp8.h")
 _GPU_ONLY = {f"tex{n}{fetch}": "a texture" for n in ("1D", "2D", "3D", "Cubemap") for fetch in ("", "fetch", "Lod")}
 _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thread block cluster")
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
@@ -247,13 +247,12 @@ def only_what_is_needed(
             f"kernel {name} is not there after the preprocessor: it stands under an #if that is not taken; "
             f"choose by a name in `defines`"
         )
-    _refuse(file, needed)
-    names = _RENAMED | _own_integers(file)
-    at = (i for piece in needed for i in range(piece.start, piece.end) if file.tokens[i] in names)
-    renamed = ((*file.span(i, i + 1), names[file.tokens[i]]) for i in at)
-    returns = marks(file, needed, lambda place: line_at(file.text, place)[1]) if marked else ()
-    parts = parts_of(only(file, needed, [*renamed, *returns]))
-    cut = _UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
+    refuse(file, needed)
+    changes = [*renamed(file, (i for piece in needed for i in range(piece.start, piece.end)))]
+    if marked:
+        changes += marks(file, needed, lambda place: line_at(file.text, place)[1])
+    parts = parts_of(only(file, needed, changes))
+    cut = UNDEFINED + "".join(translate(part) if is_own else part for is_own, part in parts)
     if missing:
         compiler, _ = find_compiler()
         command = [*compiler, *flags, "-include", str(precompiled(flags))]
@@ -271,7 +270,13 @@ def _own_integers(file: File) -> dict[str, str]:
     return {name: f"simt_own_{name}" for name in _INTEGERS.intersection(set().union(*own))}
 
 
-def _refuse(file: File, pieces: Sequence[Piece]) -> None:
+def renamed(file: File, indices: Iterable[int]) -> Iterator[tuple[int, int, str]]:
+    """The changes that give the words of these tokens the meaning which they have on a GPU."""
+    names = _RENAMED | _own_integers(file)
+    return ((*file.span(i, i + 1), names[file.tokens[i]]) for i in indices if file.tokens[i] in names)
+
+
+def refuse(file: File, pieces: Sequence[Piece]) -> None:
     """Raise CompileError for constructs that a GPU refuses or the CPU runner does not support."""
     for piece in pieces:
         for i, why in (*used_in(file, piece), *_unsupported(file, piece)):

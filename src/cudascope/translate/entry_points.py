@@ -10,8 +10,8 @@ DYNAMIC_MEMORY = (
 )
 
 
-def table_of(variables: Iterable[tuple[str, str]]) -> str:
-    """The table of variables by their name and by their expression in C++."""
+def table_of(variables: Iterable[tuple[str, str]], suffix: str = "") -> str:
+    """The table of variables by their name and by their expression in C++. The files of a program have one each."""
     rows = [f'{{"{name}", (void*)&{cpp}, sizeof({cpp})}}, ' for name, cpp in variables]
     row = "struct simt_variable { const char* name; void* address; unsigned long bytes; }"
-    return f'extern "C" {{ {row} simt_variables[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'
+    return f'extern "C" {{ {row} simt_variables{suffix}[] = {{{"".join(rows)}{{nullptr, nullptr, 0}}}}; }}\n'

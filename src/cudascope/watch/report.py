@@ -281,6 +281,10 @@ class Report:
         self._written.append((start, granule, np.zeros(elements, np.uint8)))
         return self._written[-1][2]
 
+    def forget(self, start: int) -> None:
+        """Forget what was written to the memory that begins at `start`: it was freed, or has other elements now."""
+        self._written = [each for each in self._written if each[0] != start]
+
     def _is_written(self, tensor: object) -> np.ndarray:
         array = as_array(tensor)
         address = np.full(array.shape, array.address, np.int64)

@@ -10,6 +10,7 @@
 
 extern "C" {
 u32 simt_lane() { return worker->current->lane; }
+bool simt_in_kernel() { return worker; }
 u64 simt_seed() { return worker->job->launch.shuffled ? worker->job->launch.seed + 1 : 0; }
 long long simt_clock() {
     worker->current->clock_reads++;

@@ -379,7 +379,13 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
                     place.region = (int32_t)i, place.offset = a.p - job.tensors[i].start;
             if (place.region < 0 && (is_allocated(job, a.p, a.bytes) || is_index(a.p))) return;
             if (place.region < 0 && in_module(job, a.p)) {
-                if (!is_outside_of_objects(job, a, place)) return;
+                bool of_host = (u64)a.p - job.launch.host_start < job.launch.host_end - job.launch.host_start;
+                if (of_host) {
+                    Place nearest = nearest_variable(job, a.p, place);
+                    if (nearest.region >= 0 && nearest.offset < (int64_t)job.tensors[nearest.region].bytes + 256) place = nearest;
+                } else if (!is_outside_of_objects(job, a, place)) {
+                    return;
+                }
                 if (a.access == READ && a.p == w.current->reported) return;  // the sanitizer has just told of it
             }
         }

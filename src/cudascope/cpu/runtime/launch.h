@@ -73,6 +73,7 @@ struct Launch {
     u32 max_blocks;  // how many thread blocks a GPU holds at once
     u32 has_scopes;  // this kernel has atomics or fences of block scope
     u32 may_return;  // a thread of this kernel may leave by a `return` that does not tell (simt_returned)
+    u64 host_start, host_end;  // the variables of a program's host code, which its kernels must not touch
     // results
     u32 num_errors;
     Error* errors;

@@ -1,0 +1,4 @@
+int twice(int n) {
+    int new = 2 * n; /* no C++ */
+    return new;
+}
