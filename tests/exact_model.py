@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pagewise.engine.sampling import Row, SamplingParams, sample
+from pagewise.engine.sampling import Row, sample
+from pagewise.engine.sampling_params import SamplingParams
 
 END = 7  # the model's end token
 VOCAB = 50

@@ -14,6 +14,7 @@ import torch
 from conftest import ROOT
 from cudascope.toolchain import headers
 from pagewise import models
+from pagewise.engine import config
 
 SOURCES = {
     "cudascope": ROOT / "src" / "cudascope",
@@ -169,7 +170,7 @@ def test_a_kernel_that_comes_too_late_is_found():
     assert too_late("experiments.scoreboard", "flat_gemm") == set()
 
 
-def test_only_two_names_are_imported_before_their_lessons():
+def test_only_three_names_are_imported_before_their_lessons():
     """`importlib` hides an import from the tests above. These are all its uses."""
     used = {}
     for name, file in MODULES.items():
@@ -180,10 +181,35 @@ def test_only_two_names_are_imported_before_their_lessons():
     assert used == {
         "pagewise.paged_attention": ["'pagewise.paged_attention_varlen'"],
         "pagewise.models": ["_HOME[name]"],
+        "pagewise.engine.config": ["module"],
         "pagewise.models.load": ["package"],
     }
     elsewhere = {name for name, home in models._HOME.items() if package_of(home) != "models"}
     assert elsewhere == {"register_attention"}  # its home is in flash_attention
+    rivals = {name for name, (module, _) in config.MEMORIES.items() if package_of(module) != "engine"}
+    assert rivals == {"dense", "block_tensors"}  # experiments, which LLM(attention=…) finds by name
+
+
+def engine_modules_below(module):
+    """Return the modules of the engine that a module of the engine imports, and those that these import, and so on."""
+    found = {module}
+    for name in found.copy():
+        for other in imports(MODULES[name], at_import_time=True):
+            if other.startswith("pagewise.engine.") and other not in found:
+                found |= {other, *engine_modules_below(other)}
+    return found
+
+
+def test_the_scheduler_of_the_engine_needs_no_torch():
+    below = engine_modules_below("pagewise.engine.scheduler")
+    assert {"pagewise.engine.request", "pagewise.engine.memory"} <= below
+    using = set()
+    for module in below:
+        nodes = [node for node in ast.parse(MODULES[module].read_text()).body if not isinstance(node, ast.If)]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        using |= {module for name in names if name.split(".")[0] in ("torch", "jaxtyping")}
+    assert using == set()
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.beam_search import Branch, apply, branches, select
-from pagewise.engine.memory import PagedMemory
-from pagewise.engine.sequence import Choice, Request, Sequence
+from pagewise.engine.config import EngineConfig, KVSizes
+from pagewise.engine.paged_memory import PagedMemory
+from pagewise.engine.request import Choice, Request, Sequence
 from pagewise.models.load import ByteTokenizer, tiny_model
 
 # ------------------------------------------------------------------------------------------------ the selection
@@ -27,10 +28,11 @@ class Ledger(PagedMemory):
     """A memory that only counts who holds what."""
 
     def __init__(self, request: Request) -> None:
+        super().__init__(EngineConfig(num_blocks=1), KVSizes(1, 1, 2), torch.device("cpu"), torch.float32)
         self.held, self.most = {request.live[0]}, 1
 
     def free(self, sequence: Sequence) -> None:
-        self.held.remove(sequence)
+        self.held.discard(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         assert parent in self.held
@@ -40,18 +42,19 @@ class Ledger(PagedMemory):
         self.most = max(self.most, len(self.held))
 
 
-def searching(width: int, max_tokens: int, prompt=(2, 0), **options) -> Request:
-    return Request(list(prompt), SamplingParams(max_tokens=max_tokens, beam_width=width, **options), None)
+def searching(width: int, max_tokens: int, prompt=(2, 0), ends=(), **options) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, beam_width=width, **options)
+    return Request(list(prompt), params, None, frozenset(ends))
 
 
-def search(request: Request, ends=frozenset(), vocab=4) -> tuple[list[Choice], Ledger]:
+def search(request: Request, vocab=4) -> tuple[list[Choice], Ledger]:
     """Return the choices of a whole search on the toy model, and the ledger."""
-    memory, choices = Ledger(request), None
-    while choices is None:
+    memory, ended = Ledger(request), False
+    while not ended:
         logits = torch.stack([toy_logits(beam.tokens, vocab) for beam in request.live])
-        choices = apply(request, select(request, logits, ends), memory)
+        ended = apply(request, select(request, logits), memory)
         assert memory.held == set(request.live)
-    return choices, memory
+    return request.beams, memory
 
 
 def every_text(prompt: list[int], max_tokens: int, ends, vocab=4) -> dict[tuple[int, ...], float]:
@@ -70,7 +73,7 @@ def every_text(prompt: list[int], max_tokens: int, ends, vocab=4) -> dict[tuple[
 @pytest.mark.parametrize("ends", [frozenset(), frozenset({1}), frozenset({0, 3})], ids=str)
 def test_a_beam_as_wide_as_all_texts_finds_all_of_them_best_first(ends):
     exact = every_text([2, 0], 3, ends)
-    choices, _ = search(searching(len(exact), 3), ends)
+    choices, _ = search(searching(len(exact), 3, ends=ends))
     assert {tuple(choice.token_ids): choice.score for choice in choices} == pytest.approx(exact, abs=1e-5)
     scores = [choice.score for choice in choices]
     assert scores == sorted(scores, reverse=True)
@@ -89,7 +92,7 @@ def test_penalties_act_on_log_p_of_new_tokens():
 def test_a_narrow_beam_is_greedy_about_beams_and_its_scores_are_true():
     """Width 3 of 4 ** 5 texts: every choice is a text of the model with its own score; together they hold 3 beams."""
     exact = every_text([2, 0], 5, {1})
-    choices, memory = search(searching(3, 5), frozenset({1}))
+    choices, memory = search(searching(3, 5, ends={1}))
     assert len({tuple(choice.token_ids) for choice in choices}) == 3
     for choice in choices:
         assert choice.score == pytest.approx(exact[tuple(choice.token_ids)], abs=1e-5)
@@ -113,9 +116,9 @@ def test_width_beams_are_left_however_many_of_the_best_end():
     assert ended == [Branch(0, 0, -1.0), Branch(1, 0, -1.5)]
 
 
-def after_one_step(hypotheses: list[float], beams: list[float]) -> Request:
+def after_one_step(hypotheses: list[float], beams: list[float], ends=(1,)) -> Request:
     """Return a search of width 2 over 3 tokens, one token after the prompt."""
-    request = searching(2, 10)
+    request = searching(2, 10, ends=ends)
     request.live = [Sequence([2, 0, token]) for token in range(len(beams))]
     for beam, score in zip(request.live, beams, strict=True):
         beam.score = score
@@ -137,30 +140,30 @@ LIKELY_0 = torch.tensor([[20.0, 0.0, 0.0]] * 2)  # log p of token 0 is 0 but for
     ],
 )
 def test_the_search_ends_when_the_best_beam_is_worse_than_the_worst_hypothesis(hypotheses, beams, goes_on):
-    selection = select(after_one_step(hypotheses, beams), LIKELY_0, frozenset({1}))
+    selection = select(after_one_step(hypotheses, beams), LIKELY_0)
     assert bool(selection.live) == goes_on
     assert [choice.score for choice in selection.found] == hypotheses
 
 
 def test_a_better_hypothesis_drives_out_the_worst():
     ending = torch.tensor([[0.0, 20.0, 0.0], [20.0, 0.0, 0.0]])  # beam 0 ends
-    selection = select(after_one_step([-0.9, -1.2], [-2.0, -3.0]), ending, frozenset({1}))
+    selection = select(after_one_step([-0.9, -1.2], [-2.0, -3.0]), ending)
     assert [choice.score for choice in selection.found] == pytest.approx([-0.9, -1.0])
     assert selection.found[1].token_ids == [0, 1]
 
 
 def test_selecting_changes_nothing():
     request = after_one_step([-0.6], [-2.0, -3.0])
-    before = copy.deepcopy([(vars(beam), request.beams) for beam in request.live])
-    select(request, LIKELY_0, frozenset())
-    assert [(vars(beam), request.beams) for beam in request.live] == before
+    before = copy.deepcopy([(beam.tokens, beam.score, request.beams) for beam in request.live])
+    select(request, LIKELY_0)
+    assert [(beam.tokens, beam.score, request.beams) for beam in request.live] == before
 
 
 def test_the_penalty_is_on_log_p_of_tokens_that_a_beam_or_its_prompt_has():
     request = searching(2, 1, prompt=(2, 2), repetition_penalty=3.0)
     logits = torch.tensor([[1.0, 0.0, 2.0]])
     log_p = (logits - logits.logsumexp(-1))[0].tolist()
-    selection = select(request, logits, frozenset())
+    selection = select(request, logits)
     assert [choice.token_ids for choice in selection.found] == [[2], [0]]  # 3 · −0.41 is still above −1.41
     assert [choice.score for choice in selection.found] == pytest.approx([3 * log_p[2], log_p[0]])
 
@@ -168,7 +171,7 @@ def test_the_penalty_is_on_log_p_of_tokens_that_a_beam_or_its_prompt_has():
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_end_the_search_with_the_beams_that_there_are(bad):
     request = after_one_step([], [-1.0, -2.0])
-    selection = select(request, LIKELY_0 * bad, frozenset())
+    selection = select(request, LIKELY_0 * bad)
     assert selection.live == []
     assert [choice.finish_reason for choice in selection.found] == ["error"] * 2
     assert [choice.token_ids for choice in selection.found] == [[0], [1]]
@@ -225,10 +228,10 @@ def test_beams_share_the_blocks_of_what_they_have_in_common():
         llm.step()
         used.append(manager.stats().used)
         copies.append(manager.stats().copies)
-        beams = manager.sequences
+        beams = [beam for request in llm.scheduler.running for beam in request.live]
         assert len(beams) <= 4
         if beams:
-            assert all(manager.ref_count(block) == len(beams) for block in manager.block_table(beams[0])[:10])
+            assert all(manager.ref_count(block) == len(beams) for block in beams[0].block_table[:10])
     assert used[0] == 11  # the prompt, computed once, for four beams
     assert max(used) <= 10 + 4 * 4
     assert copies[1] == 3  # four beams write the last block of the prompt: three copies

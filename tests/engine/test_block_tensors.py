@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine.block_tensors import BlockTensors
+from pagewise.experiments.block_tensors import BlockTensors
 from pagewise.models import tiny_model
 from pagewise.paged_blocks import PagedKVCache
 

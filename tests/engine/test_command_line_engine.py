@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import socket
 import sys
 
 import pytest
@@ -36,14 +37,15 @@ def test_every_sampling_flag_reaches_the_request(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(LLM, "stream", lambda self, prompt, sampling: asked.append((prompt, sampling)) or iter("xy"))
     flags = "--max-tokens 5 --temperature 0.5 --top-k 9 --top-p 0.8 --repetition-penalty 1.2 --seed 3 --ignore-eos"
-    newer = "--min-p 0.1 --presence-penalty 0.5 --frequency-penalty -0.5"
-    main(["Hello", *CPU, *flags.split(), *newer.split(), "--stop", ".", "\n"])
+    newer = "--min-p 0.1 --presence-penalty 0.5 --frequency-penalty -0.5 --min-tokens 2"
+    main(["Hello", *CPU, *flags.split(), *newer.split(), "--stop", ".", "--stop", "\n", "--stop-token-ids", "7"])
     assert asked == [
         (
             "Hello",
             SamplingParams(
                 max_tokens=5, temperature=0.5, top_k=9, top_p=0.8, repetition_penalty=1.2, seed=3, ignore_eos=True,
-                stop=(".", "\n"), min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
+                stop=(".", "\n"), min_p=0.1, min_tokens=2, stop_token_ids=(7,), presence_penalty=0.5,
+                frequency_penalty=-0.5,
             ),
         )
     ]  # fmt: skip
@@ -55,8 +57,8 @@ def test_flags_of_both_commands_reach_the_engine(command, tmp_path, monkeypatch,
     """Without the flags the engine has its defaults."""
     names, given = ("kv_cache_dtype", "k_scale", "v_scale", "dataflow"), []
 
-    def build(model, **options):
-        given.append([options[name] for name in names])
+    def build(model, config):
+        given.append([getattr(config, name) for name in names])
         raise ValueError("enough seen")
 
     monkeypatch.setattr(command, "LLM", build)
@@ -66,7 +68,7 @@ def test_flags_of_both_commands_reach_the_engine(command, tmp_path, monkeypatch,
     flags = [*prompt, "--device", "cpu", "--dataflow", str(tmp_path / "table.json")]
     assert command.main([*flags, "--kv-cache-dtype", "float8_e5m2", "--k-scale", "0.5", "--v-scale", "0.25"]) == 2
     assert command.main(prompt) == 2
-    assert given == [["float8_e5m2", 0.5, 0.25, table], [None, 1.0, 1.0, None]]
+    assert given == [[torch.float8_e5m2, 0.5, 0.25, table], [None, 1.0, 1.0, None]]
     (tmp_path / "table.json").write_text("{}")
     assert command.main(flags) == 2
     assert re.match(r"(error: enough seen\n){2}error: .*table.json: not a saved Dataflow", capsys.readouterr().err)
@@ -110,6 +112,92 @@ def test_a_checkpoint_without_a_tokenizer_takes_and_gives_token_ids(tmp_path, ca
     assert capsys.readouterr().out.split() == [str(token) for token in output.token_ids]
     assert main(["The", *flags]) == 2
     assert "the prompt must be token ids, got 'The'" in capsys.readouterr().err
+
+
+def status_of(main, arguments):
+    """The exit status of a command, whether it returns or exits."""
+    try:
+        return main(arguments)
+    except SystemExit as error:
+        return error.code
+
+
+HUGE = ("--num-blocks", "999999999")
+BEFORE_THE_MODEL = [
+    (("Hello", "--top-p", "2"), "top_p must be above 0 and at most 1, got 2.0"),
+    (("Hello", "--top-k", "x"), "argument --top-k: invalid int value: 'x'"),
+    (("Hello", "--speculate", "-1"), "speculate must be at least 0, got -1"),
+    (("Hello", "--stop", ""), "stop must not hold an empty string"),
+    (("Hello", "--min-tokens", "65"), "min_tokens must be at most max_tokens = 64, got 65"),
+    (("Hello", "--k-scale", "2"), "k_scale must be 1.0 where the cache has the model's dtype, got 2.0"),
+    (("Hello", "--block-size", "0"), "block_size must be at least 1, got 0"),
+    (("Hello", "--dtype", "int8"), "argument --dtype: invalid choice: 'int8'"),
+    (("Hello", "--dataflow", "/no/such/table"), "/no/such/table"),
+    (("Hello", "--tensor-parallel", "2", "--attention", "dense"), 'needs attention="paged"'),
+    (("Hello", "again"), "unrecognized arguments: again"),
+    (("--stop", "END"), "the following arguments are required: prompt"),
+]
+SERVER_BEFORE_THE_MODEL = [
+    (("--port", "99999"), "port must be at most 65535, got 99999"),
+    (("--port", "-1"), "port must be at least 0, got -1"),
+    (("--port", "eight"), "argument --port: invalid int value: 'eight'"),
+    (("--host", "no.such.host.invalid"), "cannot serve at no.such.host.invalid port 8000: "),
+    (("--host", "192.0.2.1"), "cannot serve at 192.0.2.1 port 8000: "),  # kept for documentation: never ours
+    (("--grace", "-1"), "grace must be at least 0, got -1"),
+    (("--max-queue", "0"), "max_queue must be at least 1, got 0"),
+    (("--max-num-seqs", "0"), "max_num_seqs must be at least 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [(command_line, *one) for one in BEFORE_THE_MODEL] + [(server, *one) for one in SERVER_BEFORE_THE_MODEL],
+    ids=str,
+)
+def test_a_wrong_option_is_one_line_and_status_2_before_there_is_a_model(command, arguments, said, monkeypatch, capsys):
+    monkeypatch.setattr(command, "LLM", None)
+    assert status_of(command.main, arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("command", [command_line, server])
+def test_blocks_beyond_the_memory_of_the_machine_are_one_line_and_status_2(command, capsys):
+    prompt = ("Hello",) if command is command_line else ("--port", "0")
+    assert command.main((*prompt, "--device", "cpu", *HUGE)) == 2
+    assert re.fullmatch(
+        r"error: num_blocks = 999999999 blocks of \d+ bytes exceed the memory of \d+ bytes: .*\n",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize("command", [command_line, server])
+@pytest.mark.parametrize("started", ["abc", "", "1.5"])
+def test_a_wrong_world_size_is_an_option_that_does_not_fit(command, started, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", started)
+    monkeypatch.setattr(command, "LLM", None)
+    assert status_of(command.main, ["Hello"] if command is command_line else []) == 2
+    assert capsys.readouterr().err == f"error: argument --tensor-parallel: invalid int value: {started!r}\n"
+    assert status_of(command.main, ["--help"]) == 0
+
+
+def test_a_port_in_use_is_one_line_and_status_2_before_a_model_is_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(server, "LLM", None)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert server.main(["--port", str(port)]) == 2
+    assert capsys.readouterr().err == f"error: cannot serve at 127.0.0.1 port {port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("order", [("--stop", "END", "The"), ("The", "--stop", "END"), ("--stop=END", "The")], ids=str)
+def test_a_stop_string_before_the_prompt_leaves_the_prompt_alone(order, monkeypatch):
+    asked = []
+    monkeypatch.setattr(LLM, "stream", lambda self, prompt, sampling: asked.append((prompt, sampling.stop)) or iter(()))
+    assert main([*order, *CPU]) == 0
+    assert asked == [("The", ("END",))]
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_the_bar_counts_the_prompts_that_have_ended(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["model", "write", "sample", "decode"])
+@pytest.mark.parametrize("where", ["model", "write", "sample"])
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where, attention, monkeypatch):
     if where == "write" and attention == "dense":
@@ -236,7 +236,6 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
         "model": (MODEL, "forward"),
         "write": (PagedKVCache, "write"),
         "sample": (torch.Tensor, "logsumexp"),
-        "decode": (TOKENIZER, "decode"),
     }[where]
 
     def fail(*arguments, **options):
@@ -251,6 +250,82 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
     assert nothing_is_held(llm)
     outputs = {output.request_id: output for output in finished(llm)}
     assert [outputs[i].token_ids for i in ids] == [unserved(prompt) for prompt in PROMPTS]
+
+
+class FailsOnce:
+    """The tokenizer, but call number `at` of `decode` raises an error."""
+
+    def __init__(self, at, error):
+        self.at, self.error, self.calls = at, error, itertools.count()
+
+    def decode(self, ids, **options):
+        if next(self.calls) == self.at:
+            raise self.error("planted")
+        return TOKENIZER.decode(ids, **options)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"n": 2, "seed": 1}, {"beam_width": 2}], ids=str)
+@pytest.mark.parametrize("prompt", [PROMPTS[3], PROMPTS[0]])
+@pytest.mark.parametrize("at", range(3))
+def test_a_tokenizer_that_fails_ends_its_own_sequence_and_no_other(at, prompt, params):
+    """Sample 1 of a prompt of one token, too, after sample 0 has its first token."""
+    llm, heard = engine(), []
+    sampling = SamplingParams(max_tokens=2, ignore_eos=True, **params)
+    (expected,) = engine().generate([prompt], sampling)
+    other = llm.add_request(PROMPTS[1], GREEDY)
+    llm.step()
+    failing = llm.add_request(prompt, sampling, listener=heard.append)
+    request = llm.scheduler.waiting[0]
+    request.tokenizer = FailsOnce(at, RuntimeError)
+    for sequence in request.live[-1:] if sampling.beam_width == 1 else ():
+        sequence.text._tokenizer = request.tokenizer
+    outputs = {output.request_id: output for output in finished(llm)}
+    assert outputs[other].token_ids == unserved(PROMPTS[1])
+    output, choices = outputs[failing], outputs[failing].choices
+    failed = [choice.finish_reason == "error" for choice in choices]
+    assert failed == {1: [True], 2: [sampling.beam_width > 1, True]}[sampling.width]
+    assert output.error == "the tokenizer raised RuntimeError: planted"
+    errors = [piece.error for piece in heard if piece.finish_reason == "error"]
+    assert errors == [output.error] * sum(failed)
+    for choice, wanted, is_failed in zip(choices, expected.choices, failed, strict=True):
+        if not is_failed:
+            assert choice[:2] == wanted[:2]
+        elif sampling.beam_width == 1:
+            assert choice.token_ids == wanted.token_ids[: at // 2]  # of two calls for each token
+            assert choice.text == TOKENIZER.decode(choice.token_ids)
+    assert nothing_is_held(llm)
+
+
+def test_an_interrupt_while_text_is_made_costs_no_letter():
+    for at in range(6):
+        llm, heard = engine(), {}
+
+        def hear(piece, heard=heard):
+            heard[piece.request_id] = heard.get(piece.request_id, "") + piece.text
+
+        ids = [llm.add_request(prompt, GREEDY, listener=hear) for prompt in PROMPTS]
+        llm.step()
+        fails_once = FailsOnce(at, KeyboardInterrupt)
+        for request in llm.scheduler.running:
+            request.live[0].text._tokenizer = fails_once
+        with pytest.raises(KeyboardInterrupt):
+            llm.step()
+        outputs = {output.request_id: output for output in finished(llm)}
+        for i, prompt in zip(ids, PROMPTS, strict=True):
+            assert outputs[i].token_ids == unserved(prompt)
+            assert outputs[i].text == heard[i] == TOKENIZER.decode(unserved(prompt))
+
+
+def test_a_prompt_that_the_tokenizer_cannot_decode_is_refused_alone(monkeypatch):
+    """The model may have more tokens than the tokenizer."""
+    llm = engine()
+    first = llm.add_request(PROMPTS[0], GREEDY)
+    llm.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(TOKENIZER, "decode", lambda *a, **k: [][0])
+        with pytest.raises(ValueError, match="prompt must be tokens that the tokenizer decodes: it raised IndexError"):
+            llm.add_request([65, 256], GREEDY)
+    assert [(output.request_id, output.token_ids) for output in finished(llm)] == [(first, unserved(PROMPTS[0]))]
 
 
 def test_generate_that_fails_forgets_its_requests_and_no_others(monkeypatch):

@@ -1,6 +1,9 @@
 """Sampling agrees with transformers' processors, has the right frequencies, and works at its limits."""
 
+import dataclasses
 import math
+import random
+from collections import Counter
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewise.engine import SamplingParams
-from pagewise.engine.sampling import Row, penalised, sample, uniform
+from pagewise.engine.sampling import Row, adjusted, chosen_seed, likeliest, sample, uniform
+from pagewise.engine.token_counts import TokenCounts
 
 VOCAB = 12
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -65,7 +69,7 @@ def test_tokens_are_drawn_as_transformers_processors_say(params):
         ]
     )
     expected = processors(torch.tensor([TOKENS]), LOGITS[None].clone())[0].double().softmax(-1)
-    counts = drawn(LOGITS, **vars(params))
+    counts = drawn(LOGITS, **dataclasses.asdict(params))
     assert counts[expected == 0].sum() == 0
     n = counts.sum()
     assert ((counts - n * expected).abs() <= 4.5 * (n * expected * (1 - expected)).sqrt() + 1e-6).all()
@@ -99,8 +103,8 @@ def test_presence_and_frequency_penalties_count_new_tokens_only(penalties, expec
     logits = torch.tensor([[2.0, -2.0, 1.0]] * 3)
     before = logits.clone()
     rows = [([0, 1, 1, 2, 1], 3, penalties), ([0, 1], 0, {}), ([0, 0], 0, penalties | {"repetition_penalty": 1.0})]
-    rows = [(tokens, num_new, SamplingParams(**params)) for tokens, num_new, params in rows]
-    assert penalised(logits, rows).tolist() == [expected, *before[1:].tolist()]
+    rows = [row(0, tokens, num_new=num_new, **params) for tokens, num_new, params in rows]
+    assert adjusted(logits, rows).tolist() == [expected, *before[1:].tolist()]
     assert logits.equal(before)
 
 
@@ -117,14 +121,14 @@ def test_a_very_low_temperature_is_greedy(temperature):
     [
         ({"temperature": 0}, 6),
         ({"temperature": 0.8}, 19),
-        ({"temperature": 0.8, "top_k": 5}, 21),
-        ({"temperature": 0.8, "top_p": 0.9, "min_p": 0.1}, 28),
-        ({"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5}, 37),
+        ({"temperature": 0.8, "top_k": 5}, 30),
+        ({"temperature": 0.8, "top_p": 0.9, "min_p": 0.1}, 29),
+        ({"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.5}, 38),
     ],
     ids=str,
 )
 def test_a_step_takes_few_torch_operations(params, most):
-    """On a GPU each operation is a launch, and a step waits for all of them."""
+    """On a GPU each operation is a launch, and a step waits for all of them. top_k needs nine for equal logits."""
     operations, logits = [], LOGITS.repeat(4, 1)
 
     class Recorder(TorchDispatchMode):
@@ -146,6 +150,115 @@ def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
     assert [p.token for p in sample(logits, rows[::-1])] == [p.token for p in together[::-1]]
     some = [4, 17, 3]
     assert [p.token for p in sample(logits, [rows[i] for i in some])] == [together[i].token for i in some]
+
+
+COARSE = (torch.randn(40, 300, generator=torch.Generator().manual_seed(2)) * 2).bfloat16().float().round()
+NEIGHBOURS = {
+    "top_p": {"top_p": 0.9},
+    "a larger top_k": {"top_k": 170},
+    "top_k of all": {"top_k": 300},
+    "nothing": {},
+    "greedy": {"temperature": 0},
+    "penalties": {"repetition_penalty": 1.3, "top_k": 200},
+    "log p": {"logprobs": 100},
+}
+
+
+@pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.6, "logprobs": 7}], ids=str)
+@pytest.mark.parametrize("neighbour", NEIGHBOURS)
+def test_equal_logits_have_one_order_whatever_stands_beside_them(params, neighbour):
+    """As in bfloat16: of 300 logits only a dozen differ."""
+    logits = COARSE[:20]
+    rows = [row(i, seed=i, **params) for i in range(20)]
+    alone = [sample(logits[i : i + 1], [one._replace(logits=0)])[0] for i, one in enumerate(rows)]
+    beside = sample(COARSE[:21], [*rows, row(20, **NEIGHBOURS[neighbour])])[:20]
+    assert [pick.token for pick in beside] == [pick.token for pick in alone]
+    assert [pick.likeliest and list(pick.likeliest) for pick in beside] == [
+        pick.likeliest and list(pick.likeliest) for pick in alone
+    ]
+
+
+@pytest.mark.parametrize("k", [1, 3, 7, 299, 300])
+@pytest.mark.parametrize("equal", [-0.0, -1e-44, -1.0, -math.inf])
+def test_of_equal_scores_those_of_smaller_ids_come_first(k, equal):
+    scores = torch.full((2, 300), equal)
+    scores[1, 250] = 0.0
+    values, ids = likeliest(scores, k)
+    assert ids[0].tolist() == list(range(k))
+    order = [250, *range(250), *range(251, 300)] if equal < 0 else list(range(300))
+    assert ids[1].tolist() == order[:k]
+    assert values.equal(scores.gather(1, ids))
+
+
+def test_a_smaller_top_k_takes_the_beginning_of_a_larger_one():
+    scores = COARSE - COARSE.amax(dim=-1, keepdim=True)
+    whole = likeliest(scores, 300)[1]
+    for k in (1, 2, 5, 50, 299):
+        assert likeliest(scores, k)[1].equal(whole[:, :k])
+
+
+def test_counts_that_grow_with_a_sequence_are_those_of_all_its_tokens():
+    draw = random.Random(0)
+    for with_prompt in (False, True):
+        tokens = draw.choices(range(9), k=12)
+        growing = TokenCounts(tokens, 12, with_prompt=with_prompt)
+        copied, copy = growing.copy(other := tokens.copy()), Counter()
+        for _ in range(40):
+            tokens += draw.choices(range(12), k=draw.randrange(3))
+            drafts = tuple(draw.choices(range(12), k=draw.randrange(4)))
+            expected = Counter(tokens[12:]) + Counter(drafts)
+            listed = {*expected, *(tokens if with_prompt else ())}
+            ids, counts = growing.after(drafts)
+            assert len(ids) == len(set(ids.tolist()))
+            assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {t: expected[t] for t in listed}
+        other += [11, 11]
+        copy = dict(zip(*(x.tolist() for x in copied.after()), strict=True))
+        assert copy[11] == 2, "a copy goes on with its own list"
+
+
+def test_a_penalty_looks_at_each_token_once(shapes_unchecked):
+    """However long the context is, and with drafts that are refused again and again."""
+    looked = []
+
+    class Watched(list):
+        def __getitem__(self, at):
+            looked.append(at)
+            return super().__getitem__(at)
+
+    tokens = Watched(range(9))
+    counts = TokenCounts(tokens, 4, with_prompt=True)
+    params = SamplingParams(repetition_penalty=1.2, presence_penalty=0.5)
+    for step in range(5):
+        sample(LOGITS[None], [Row(0, params, tokens, 1, 0, len(tokens) - 4, (5, step), counts)])
+        tokens.append(step)
+    assert looked == list(range(13))
+
+
+@pytest.mark.parametrize("penalty", [{}, {"repetition_penalty": 1.7}, {"presence_penalty": 1.0}], ids=str)
+def test_a_bias_is_added_before_the_penalties_and_not_to_log_p(penalty):
+    logits = torch.tensor([[1.0, -2.0, 0.5, 0.0]])
+    biased = row(0, [3, 0], num_new=1, logit_bias={2: 3, 1: -100.0, 0: 0.25}, temperature=0, logprobs=2, **penalty)
+    by_hand = adjusted(logits + torch.tensor([[0.25, -100.0, 3.0, 0.0]]), [row(0, [3, 0], num_new=1, **penalty)])
+    assert adjusted(logits, [biased]).equal(by_hand)
+    (pick,) = sample(logits, [biased])
+    assert pick.token == 2
+    exact = logits[0].log_softmax(-1).tolist()
+    assert pick.likeliest == pytest.approx({2: exact[2], 0: exact[0]})
+
+
+@pytest.mark.parametrize("num_new", [0, 1, 2, 3])
+@pytest.mark.parametrize("drafts", [(), (0,)])
+def test_end_tokens_are_not_drawn_before_there_are_min_tokens(num_new, drafts):
+    logits = torch.tensor([[0.0, 9.0, 1.0, 8.0], [0.0, 9.0, 1.0, 8.0]])
+    params = SamplingParams(temperature=0, min_tokens=3)
+    rows = [Row(0, params, [0] * 5, 0, 0, num_new, drafts, ends=frozenset({1, 3})), row(1, temperature=0)]
+    picks = sample(logits, rows)
+    assert [pick.token for pick in picks] == [2 if num_new + len(drafts) < 3 else 1, 1]
+
+
+def test_if_only_end_tokens_are_possible_before_min_tokens_there_is_no_token():
+    params = SamplingParams(min_tokens=1)
+    assert sample(torch.zeros(1, 2), [Row(0, params, [0], 0, 0, 0, ends=frozenset({0, 1}))]) == [None]
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"top_k": 3}], ids=str)
@@ -204,7 +317,7 @@ def test_the_largest_finite_logits_have_a_token(params):
 
 def test_numbers_of_any_type_are_kept_as_pythons(shapes_unchecked):
     given = {"temperature": Fraction(1, 2), "top_p": np.float32(0.5), "min_p": 1, "presence_penalty": -1, "top_k": 3}
-    params = vars(SamplingParams(**given))
+    params = dataclasses.asdict(SamplingParams(**given))
     assert {name: params[name] for name in given} == given
     assert [type(params[name]) for name in given] == [float, float, float, float, int]
 
@@ -235,7 +348,7 @@ def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interva
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
-        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_k": -2}, "top_k must be at least -1"),
         ({"top_k": 2.5}, "top_k must be an int"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
@@ -266,6 +379,18 @@ def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interva
         ({"seed": 2**63}, "seed must be below"),
         ({"ignore_eos": 1}, "ignore_eos must be True or False"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0"),
+        ({"min_tokens": 17}, "min_tokens must be at most max_tokens = 16, got 17"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids must be at least 0"),
+        ({"stop_token_ids": ("a",)}, "stop_token_ids must be an int"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be token ids, got int"),
+        ({"stop_token_ids": "5"}, "stop_token_ids must be token ids, got str"),
+        ({"logit_bias": {1: 101}}, "logit_bias must be from -100 to 100, got 101 for 1"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must be at least 0"),
+        ({"logit_bias": {"1": 1.0}}, "logit_bias must be an int, got str"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias must be a finite number"),
+        ({"logit_bias": {1: None}}, "logit_bias must be a number, got NoneType"),
+        ({"logit_bias": [1]}, "logit_bias must be {token id: number}, got list"),
     ],
     ids=str,
 )
@@ -277,15 +402,22 @@ def test_what_contradicts_itself_is_refused_by_name(params, message, shapes_unch
 def test_stop_may_be_one_thing_or_several():
     assert SamplingParams(stop="x").stop == ("x",)
     assert SamplingParams(stop=5).stop_ids == (5,)
-    params = SamplingParams(stop=["a", 3, "b"])
-    assert (params.stop_strings, params.stop_ids) == (("a", "b"), (3,))
+    params = SamplingParams(stop=["a", 3, "b"], stop_token_ids=[7, 3])
+    assert (params.stop_strings, params.stop_ids) == (("a", "b"), (3, 7, 3))
+
+
+def test_two_spellings_of_the_same_parameters_are_equal():
+    assert SamplingParams(top_k=-1, logit_bias={}) == SamplingParams()
+    one, other = SamplingParams(logit_bias={5: 1, 2: -3.5}), SamplingParams(logit_bias={2: -3.5, 5: 1.0})
+    assert one == other == dataclasses.replace(one)
+    assert hash(one) == hash(other)
 
 
 def test_without_a_seed_torchs_generator_gives_one():
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        first = SamplingParams().chosen_seed()
+        first = chosen_seed(SamplingParams())
         torch.manual_seed(5)
-        assert SamplingParams().chosen_seed() == first
-        assert SamplingParams().chosen_seed() != first
-    assert SamplingParams(seed=9).chosen_seed() == 9
+        assert chosen_seed(SamplingParams()) == first
+        assert chosen_seed(SamplingParams()) != first
+    assert chosen_seed(SamplingParams(seed=9)) == 9

@@ -1,29 +1,28 @@
 """The scheduler over real block tables, without a model."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pagewise.engine.dense_memory import DenseMemory
-from pagewise.engine.memory import PagedMemory
-from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.config import EngineConfig, KVSizes
+from pagewise.engine.request import Request
+from pagewise.engine.sampling_params import SamplingParams
 from pagewise.engine.scheduler import Scheduler
-from pagewise.engine.sequence import Request
 from pagewise.paged_blocks import prefix_cache
 
-CONFIG = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
-KIND = {"backend": "torch", "dtype": torch.float32, "device": torch.device("cpu")}
+SIZES = KVSizes(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
 
 
 def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, **options):
-    if dense:
-        memory = DenseMemory(CONFIG, num_blocks=num_blocks, block_size=block_size, prefix_cache=False, **KIND)
-    else:
-        sizes = {"num_blocks": num_blocks, "block_size": block_size, "prefix_cache": prefix_cache}
-        memory = PagedMemory(CONFIG, **sizes, **KIND)
-    return Scheduler(memory, **options)
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        prefix_cache=prefix_cache,
+        attention="dense" if dense else "paged",
+        backend="torch",
+    )
+    return Scheduler(config.new_memory(SIZES, torch.device("cpu"), torch.float32), **options)
 
 
 def add(scheduler, prompt, name=0, **sampling):
@@ -53,9 +52,7 @@ def step(scheduler):
 
 def end(scheduler, request):
     for sequence in request.live.copy():
-        scheduler.memory.free(sequence)
-        request.live.remove(sequence)
-    scheduler.remove(request)
+        scheduler.finish(request, sequence)
 
 
 def names(requests):
@@ -208,7 +205,7 @@ def test_samples_share_the_blocks_of_their_prompt_until_they_write():
     assert step(s) == {0: [(0, 10)]}
     manager = s.memory.manager
     assert manager.stats().used == 3
-    assert [manager.ref_count(block) for block in manager.block_table(request.live[2])] == [3, 3, 3]
+    assert [manager.ref_count(block) for block in request.live[2].block_table] == [3, 3, 3]
     assert step(s) == {0: [(10, 11)] * 3}
     assert manager.stats().used == 2 + 3
     assert len(manager.take_copies()) == 2
@@ -222,13 +219,13 @@ def test_samples_that_were_preempted_share_again_what_they_have_in_common_and_de
     before = [[*one.tokens] for one in samples.live]
     s.preempt(samples)
     manager = s.memory.manager
-    assert manager.stats().used == len(manager.block_table(old.live[0]))
+    assert manager.stats().used == len(old.live[0].block_table)
     assert step(s)[1] == [(0, 9)]  # what all begin with
     assert step(s)[1] == [(9, 13)] * 3  # what each has of its own, but for the newest token
     assert [one.tokens for one in samples.live] == before
     assert step(s)[1] == [(13, 14)] * 3
     assert [one.tokens[:-1] for one in samples.live] == before
-    assert manager.ref_count(manager.block_table(samples.live[0])[0]) == 3
+    assert manager.ref_count(samples.live[0].block_table[0]) == 3
 
 
 def test_samples_that_drew_the_same_tokens_so_far_are_computed_once_when_they_resume():
@@ -264,9 +261,7 @@ def test_a_sample_that_has_ended_gives_its_seat_back_at_once():
     samples = add(s, 2, 0, n=3)
     add(s, 2, 1)
     assert [sorted(step(s)) for _ in range(2)] == [[0], [0]]
-    ended = samples.live[1]
-    s.memory.free(ended)
-    samples.live.remove(ended)
+    s.finish(samples, samples.live[1])
     assert sorted(step(s)) == [0, 1]
 
 

@@ -14,7 +14,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from serving import serving, soon, tiny_llm
 
-from pagewise.engine import model_runner
+from pagewise.engine import steps
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 COMPLETION = "/v1/completions"
@@ -111,8 +111,8 @@ def test_an_answer_is_counted_before_its_client_has_it(server, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_client_that_hangs_up_are_aborted_ones_and_their_tokens_count(server, monkeypatch, stream):
-    counts, choose, step = [], model_runner.sample, server.llm.step
-    monkeypatch.setattr(model_runner, "sample", lambda *a: counts.append(len(picks := choose(*a))) or picks)
+    counts, choose, step = [], steps.sample, server.llm.step
+    monkeypatch.setattr(steps, "sample", lambda *a: counts.append(len(picks := choose(*a))) or picks)
     monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.05) or step())
     body = {"prompt": ["A longer prompt", "B"], "n": 2, "max_tokens": 400, "stream": stream, "ignore_eos": True}
     if stream:

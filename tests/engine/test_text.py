@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagewise.engine.sequence import Text
+from pagewise.engine.text import Text
 from pagewise.models.load import ByteTokenizer
 
 

@@ -16,8 +16,8 @@ from pagewise.distributed.blocks import blocks_of_ring
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
+from pagewise.engine.request import Chunk, Sequence
 from pagewise.engine.sampling import Row, sample
-from pagewise.engine.sequence import Chunk, Sequence
 from pagewise.exercises import check, mistakes, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
 from pagewise.exercises.exercise import Verdict
@@ -26,7 +26,7 @@ from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
 from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_blocks import BlockManager
+from pagewise.paged_blocks import BlockManager, BlockPool
 from pagewise.tools.roofline import GPUS, AttentionCost
 
 CUDA = ["warp_sum", "block_max", "qk_block", "merge_partitions", "paged_decode"]
@@ -273,7 +273,7 @@ def test_lesson_9_preempts_whom_the_engine_preempts(model):
     while llm.has_unfinished:
         running = []
         for request in scheduler.running:
-            held = len(manager.block_table(request.live[0]))
+            held = len(request.live[0].block_table)
             running.append((str(request.id), held, -(-len(request.live[0].tokens) // 4) - held))
         gone = solutions["preempted"](running, manager.num_free_blocks)
         llm.step()
@@ -284,14 +284,14 @@ def test_lesson_9_preempts_whom_the_engine_preempts(model):
 
 
 def test_lesson_9_builds_the_engines_batch():
-    manager = BlockManager(16, 4)
+    pool = BlockPool(16, 4)
     chunks = []
     for name, (length, start, stop) in {"A": (9, 8, 9), "B": (6, 0, 6), "C": (11, 2, 7)}.items():
         sequence = Sequence([ord(name)] * length)
-        manager.allocate(sequence, sequence.tokens)
+        pool.resize(sequence, length)
         chunks.append(Chunk(None, sequence, start, stop))
-    batch = Batch.of(chunks, manager, torch.device("cpu"))
-    tables = [manager.block_table(chunk.sequence) for chunk in chunks]
+    batch = Batch.of(chunks, torch.device("cpu"), 4)
+    tables = [chunk.sequence.block_table for chunk in chunks]
     theirs = solutions["step_inputs"]([(chunk.start, chunk.stop) for chunk in chunks], tables, 4)
     assert theirs == {name: getattr(batch, name).tolist() for name in theirs}
 

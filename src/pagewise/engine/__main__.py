@@ -7,10 +7,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pagewise.engine.command_line import add_engine_options, take_engine_options
-from pagewise.engine.followers import GroupLost
+from pagewise.engine.command_line import Parser, add_engine_options, engine_config
+from pagewise.engine.leader import GroupLost
 from pagewise.engine.llm import LLM
-from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.sampling_params import SamplingParams
 from pagewise.models.load import TINY
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
@@ -18,22 +18,39 @@ INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
-    asked = vars(_parser().parse_args(arguments))
-    prompt, model, asked["stop"] = asked.pop("prompt"), asked.pop("model"), tuple(asked["stop"])
+    asked = _parser().parse_args(arguments)
     try:
-        with LLM(model, max_num_seqs=1, **take_engine_options(asked)) as llm:
-            if llm.tokenizer is None:
-                prompt = _token_ids(prompt)
-            for piece in llm.stream(prompt, SamplingParams(**asked)):
+        sampling, config = _sampling(asked), engine_config(asked)
+        with LLM(asked.model, config) as llm:
+            prompt = asked.prompt if llm.tokenizer is not None else _token_ids(asked.prompt)
+            for piece in llm.stream(prompt, sampling):
                 print(piece, end="" if isinstance(piece, str) else " ", flush=True)
         print()
     except KeyboardInterrupt:
         print()
         return INTERRUPTED
-    except (GroupLost, ImportError, OSError, ValueError) as error:
+    except (GroupLost, ImportError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _sampling(asked: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=asked.max_tokens,
+        min_tokens=asked.min_tokens,
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        repetition_penalty=asked.repetition_penalty,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        seed=asked.seed,
+        stop=asked.stop,
+        stop_token_ids=asked.stop_token_ids,
+        ignore_eos=asked.ignore_eos,
+    )
 
 
 def _token_ids(text: str) -> list[int]:
@@ -45,7 +62,7 @@ def _token_ids(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m pagewise.engine",
         description="Continue a prompt.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -53,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("prompt", help="a text, or token ids if the checkpoint has no tokenizer")
     parser.add_argument("--model", default=TINY, help="a folder or a hub id")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate at most")
+    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens before it may end")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: the likeliest token each time")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of the K likeliest tokens; 0: of all")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest of this weight")
@@ -61,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="R", help="for tokens generated before")
     parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="R", help="for each time of these")
     parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")
-    parser.add_argument("--stop", nargs="+", default=(), metavar="TEXT", help="ends the text; left out of it")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the text; may come again")
+    parser.add_argument(
+        "--stop-token-ids", type=int, action="append", default=[], metavar="N", help="ends the text; may come again"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     add_engine_options(parser)
     return parser

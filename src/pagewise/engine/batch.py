@@ -6,6 +6,7 @@
 - logits_for [n]: the rows whose next token is wanted.
 """
 
+from collections.abc import Iterable
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
@@ -14,12 +15,11 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from pagewise.engine.profile import span
-from pagewise.engine.sequence import Chunk
-from pagewise.paged_blocks import BlockManager
+from pagewise.engine.request import Chunk
 
 
 class Batch(NamedTuple):
-    """The tokens of a step. Dense memory does not need the last four fields."""
+    """The tokens of a step. A memory without block tables does not need the four fields after `logits_for`."""
 
     chunks: list[Chunk]
     token_ids: Int64[Tensor, " total_q"]
@@ -29,10 +29,11 @@ class Batch(NamedTuple):
     block_tables: Int32[Tensor, "B M"] | None = None
     seq_lens: Int32[Tensor, " B"] | None = None
     cu_seqlens_q: Int32[Tensor, " B_and_1"] | None = None
+    copies: Iterable[tuple[int, int]] = ()  # blocks (from, to) that are copied before the step writes
 
     @classmethod
-    def of(cls, chunks: list[Chunk], manager: BlockManager | None, device: torch.device) -> "Batch":
-        """Return the step that computes these chunks. `manager` has their block tables; dense memory has no manager."""
+    def of(cls, chunks: list[Chunk], device: torch.device, block_size: int | None = None) -> "Batch":
+        """Return the step that computes these chunks, with block tables if there is a `block_size`."""
         token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
         positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
         ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
@@ -40,13 +41,13 @@ class Batch(NamedTuple):
         logits_for = list(chain.from_iterable(wanted))
         numbers = (token_ids, positions, logits_for)
         batch = cls(chunks, *(torch.tensor(one, dtype=torch.int64, device=device) for one in numbers))
-        if manager is None:
+        if block_size is None:
             return batch
         with span("block tables"):
-            tables = [manager.block_table(chunk.sequence) for chunk in chunks]
-            P, width = manager.block_size, max(map(len, tables))
+            tables = [chunk.sequence.block_table for chunk in chunks]
+            width = max(map(len, tables))
             slots = [
-                table[i // P] * P + i % P
+                table[i // block_size] * block_size + i % block_size
                 for chunk, table in zip(chunks, tables, strict=True)
                 for i in range(chunk.start, chunk.stop)
             ]

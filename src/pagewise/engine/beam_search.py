@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.engine.dense_memory import DenseMemory
-from pagewise.engine.memory import BlockMemory
-from pagewise.engine.sampling import penalised
-from pagewise.engine.sequence import Choice, Request, Sequence
+from pagewise.engine.memory import Memory
+from pagewise.engine.request import NOT_FINITE, Choice, Request, Sequence
+from pagewise.engine.sampling import Row, adjusted
+from pagewise.engine.text import Text
 
 
 class Branch(NamedTuple):
@@ -37,34 +37,35 @@ class Selection(NamedTuple):
     """A search after a step."""
 
     live: list[Branch]  # the next beams, best first; empty if the search has ended
-    found: list[Choice]  # the best hypotheses so far, best first; they have texts when the search has ended
+    found: list[Choice]  # the best hypotheses so far, best first, without texts
+    error: str | None = None  # why the search ended with the beams that there were
 
 
-def select(request: Request, logits: Float[Tensor, "beams vocab"], ends: frozenset[int]) -> Selection:
+def select(request: Request, logits: Float[Tensor, "beams vocab"]) -> Selection:
     """Return the next beams and hypotheses, given the logits of each live beam. The request does not change.
 
     If the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends. Its live beams then become
     choices with finish_reason "error".
-
-    Args:
-        ends: tokens that end a sequence.
     """
-    width, length = request.sampling.beam_width, len(request.live[0].tokens) + 1 - len(request.prompt)
+    width, length = request.width, len(request.live[0].tokens) + 1 - len(request.prompt)
     logits = logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
     if not sums.isfinite().all():
-        return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live])
-    logprobs = logits - sums
-    logprobs = penalised(logprobs, [(beam.tokens, length - 1, request.sampling) for beam in request.live])
+        return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live], NOT_FINITE)
+    rows = [
+        Row(i, request.sampling, beam.tokens, 0, 0, length - 1, counts=beam.counts, ends=request.ends)
+        for i, beam in enumerate(request.live)
+    ]
+    logprobs = adjusted(logits - sums, rows)
     scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
-    live, ended = branches(scores[:, None] + logprobs, width, ends)
+    live, ended = branches(scores[:, None] + logprobs, width, request.ends)
     if length == request.sampling.max_tokens:
         live, ended = [], sorted([*live, *ended], key=lambda branch: -branch.score)[:width]
-    found = request.beams + [_hypothesis(request, branch, ends, length) for branch in ended]
+    found = request.beams + [_hypothesis(request, branch, length) for branch in ended]
     found = sorted(found, key=lambda choice: -choice.score)[:width]
     if len(found) == width and live and live[0].score / length <= found[-1].score:
         live = []
-    return Selection(live, found if live else [_with_text(request, choice) for choice in found])
+    return Selection(live, found)
 
 
 def branches(
@@ -78,8 +79,8 @@ def branches(
     return live[:width], [branch for branch in branches[:width] if branch.token in ends]
 
 
-def apply(request: Request, selection: Selection, memory: BlockMemory | DenseMemory) -> list[Choice] | None:
-    """Let the search go on as selected, in memory too. Returns its choices, best first, if it has ended, else None.
+def apply(request: Request, selection: Selection, memory: Memory) -> bool:
+    """Let the search go on as selected, in memory too. Return whether it has ended; `request.beams` are its choices.
 
     Beams without a successor are freed before any beam is forked, so at most beam_width beams hold memory. The best
     successor of a beam keeps the beam's memory. The other successors get forks of it.
@@ -94,32 +95,36 @@ def apply(request: Request, selection: Selection, memory: BlockMemory | DenseMem
             if (beam := in_place.pop(branch.beam, None)) is None:
                 parent = parents[branch.beam]
                 beam = Sequence(parent.tokens.copy())
-                beam.num_computed = parent.num_computed
-                memory.fork(parent, beam)
+                beam.counts = parent.counts and parent.counts.copy(beam.tokens)
                 forks.append(beam)
+                memory.fork(parent, beam)
             live.append(beam)
     except BaseException:  # a copy may not fit; the request is unchanged, and its beams can be computed again
         for beam in forks:
             memory.free(beam)
         raise
-    request.beams, request.live = selection.found, live
+    request.beams, request.live, request.error = selection.found, live, selection.error
     for beam, branch in zip(request.live, selection.live, strict=True):
         beam.tokens.append(branch.token)
         beam.score = branch.score
-    return None if request.live else request.beams
+    return not request.live
 
 
-def _hypothesis(request: Request, branch: Branch, ends: frozenset[int], length: int) -> Choice:
+def _hypothesis(request: Request, branch: Branch, length: int) -> Choice:
     token_ids = [*request.live[branch.beam].tokens[len(request.prompt) :], branch.token]
-    return Choice(token_ids, None, "stop" if branch.token in ends else "length", branch.score / length)
+    return Choice(token_ids, None, "stop" if branch.token in request.ends else "length", branch.score / length)
 
 
 def _unfinished(request: Request, beam: Sequence, length: int) -> Choice:
-    token_ids = beam.tokens[len(request.prompt) :]
-    return Choice(token_ids, request.text_of(token_ids), "error", beam.score / max(1, length))
+    return Choice(beam.tokens[len(request.prompt) :], None, "error", beam.score / max(1, length))
 
 
-def _with_text(request: Request, choice: Choice) -> Choice:
-    """Return the choice with its text, which leaves out the end token."""
-    token_ids = choice.token_ids[:-1] if choice.finish_reason == "stop" else choice.token_ids
-    return choice._replace(text=request.text_of(token_ids))
+def with_texts(request: Request) -> list[Choice]:
+    """Return the choices with their texts, which leave out end tokens. Without a tokenizer they have none."""
+    if request.tokenizer is None:
+        return request.beams
+    text = Text(request.tokenizer, (), request.prompt)
+    return [
+        choice._replace(text=text.following(choice.token_ids[: -1 if choice.finish_reason == "stop" else None]))
+        for choice in request.beams
+    ]

@@ -1,53 +1,74 @@
-"""The options of `LLM` that both commands share: python -m pagewise.engine and python -m pagewise.engine.serve."""
+"""The options of an engine for both commands: python -m pagewise.engine and python -m pagewise.engine.serve."""
 
 import argparse
 import os
-from typing import Any
+from dataclasses import fields
+from typing import NoReturn
 
-from pagewise.engine.checks import ATTENTIONS
+from pagewise.engine.config import DTYPES, MEMORIES, EngineConfig
 from pagewise.flash_decoding_plus_plus import Dataflow
 
-SHARED = (
-    "attention",
-    "backend",
-    "num_blocks",
-    "kv_cache_dtype",
-    "k_scale",
-    "v_scale",
-    "speculate",
-    "dataflow",
-    "tensor_parallel",
-    "device",
-)
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and exit with status 2."""
+        self.exit(2, f"error: {message}\n")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Add the shared options to a parser."""
-    parser.add_argument("--attention", choices=ATTENTIONS, default="paged", help="the cache")
-    parser.add_argument("--backend", choices=("auto", "torch", "triton", "cuda"), default="auto", help="the kernels")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="blocks of the cache; by default as many as fit")
+    """Add fields of `EngineConfig` to a parser, under their own names."""
+    default = EngineConfig()
+    counts = {
+        "block_size": "tokens of a block",
+        "max_num_seqs": "most sequences in a step",
+        "max_num_batched_tokens": "most tokens in a step",
+        "speculate": "draft N tokens, verify them in a step",
+        "num_blocks": "blocks of the cache; by default as many as fit",
+    }
+    for name, what in counts.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=getattr(default, name), metavar="N", help=what)
+    parser.add_argument("--attention", choices=MEMORIES, default=default.attention, help="the cache")
+    parser.add_argument(
+        "--backend", choices=("auto", "torch", "triton", "cuda"), default=default.backend, help="the kernels"
+    )
+    parser.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_const",
+        const=False,
+        help="compute equal beginnings of prompts each time",
+    )
     parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="by default the model's")
-    parser.add_argument("--k-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores k / X")
-    parser.add_argument("--v-scale", type=float, default=1.0, metavar="X", help="a float8 cache stores v / X")
-    parser.add_argument("--speculate", type=int, default=0, metavar="N", help="draft N tokens, verify them in a step")
+    parser.add_argument(
+        "--k-scale", type=float, default=default.k_scale, metavar="X", help="a float8 cache stores k / X"
+    )
+    parser.add_argument(
+        "--v-scale", type=float, default=default.v_scale, metavar="X", help="a float8 cache stores v / X"
+    )
     parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
     parser.add_argument(
         "--tensor-parallel",
         type=int,
-        default=int(os.environ.get("WORLD_SIZE", 1)),
+        default=os.environ.get("WORLD_SIZE", "1"),  # a text is read as the option would be
         metavar="N",
         help="processes that share the model; by default those of torchrun, or 1",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
+    parser.add_argument("--dtype", choices=DTYPES, help="of a checkpoint; default: float32 on a CPU, else bfloat16")
 
 
-def take_engine_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Remove the shared options from `asked`, and return them as arguments of `LLM`.
+def engine_config(asked: argparse.Namespace) -> EngineConfig:
+    """Return the options that a command line asks for.
 
     Raises:
-        OSError, ValueError: the file of the dataflow cannot be read, or does not fit this machine.
+        OSError, ValueError, TypeError: an option does not fit, or the file of the dataflow does not.
     """
-    options = {name: asked.pop(name) for name in SHARED}
-    if options["dataflow"] is not None:
-        options["dataflow"] = Dataflow.load(options["dataflow"])
-    return options
+    options = {
+        name: value for name, value in vars(asked).items() if name in {field.name for field in fields(EngineConfig)}
+    }
+    if asked.dataflow is not None:
+        options["dataflow"] = Dataflow.load(asked.dataflow)
+    return EngineConfig(**options)

@@ -81,18 +81,6 @@ def with_dataflow(model: nn.Module, dataflow: Dataflow) -> Callable[..., Tensor]
     return forward
 
 
-def check_unified_max(unified_max: UnifiedMax | None, attention: str, backend: str) -> None:
-    """Check that decode steps of this attention and backend can use the unified maximum, if there is one."""
-    if unified_max is None:
-        return
-    if not isinstance(unified_max, UnifiedMax):
-        raise TypeError(f"unified_max must be a UnifiedMax or None, got {type(unified_max).__name__}")
-    if attention != "dense":
-        raise ValueError(f'unified_max needs attention="dense", because its kernel reads dense keys, got {attention!r}')
-    if backend == "cuda":
-        raise ValueError('unified_max needs backend="torch" or "triton", got "cuda", which has no kernel for it')
-
-
 @torch.inference_mode()
 def calibrate_model(model: nn.Module, prompts: Sequence[Sequence[int]]) -> UnifiedMax | None:
     """Return φ for all attention scores of a model on prompts of token ids. None: their range is too wide.

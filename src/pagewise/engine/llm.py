@@ -8,23 +8,24 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from pagewise.engine import checks
-from pagewise.engine.flash_decoding_plus_plus import check_unified_max
-from pagewise.engine.follow import Plan, follow_torchrun
-from pagewise.engine.followers import Followers
+from pagewise.engine.config import EngineConfig
+from pagewise.engine.follower import follow_torchrun
+from pagewise.engine.leader import Leader
 from pagewise.engine.model_runner import make_runner
-from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.scheduler import Policy, Scheduler
-from pagewise.engine.sequence import Output, Piece, Request
+from pagewise.engine.prompts import paired
+from pagewise.engine.request import Output, Piece, Request
+from pagewise.engine.sampling_params import SamplingParams
+from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.steps import Engine, Prompt
-from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
-from pagewise.tools.checks import check_counts
+from pagewise.models import load_model
+from pagewise.tools.device import best_device
 from pagewise.tools.progress import progress_bar
 
 
@@ -33,89 +34,55 @@ class LLM(Engine, AbstractContextManager):
 
     Args:
         model: a folder or hub id, or a model. tokenizer: for a model, if it shall read and write text.
-        num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
-            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
-        max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
-            computed in chunks.
-        attention: "paged". Two slower memories show why: "dense" has contiguous caches of num_blocks · block_size
-            tokens, and "block_tensors" gathers blocks that are tensors of their own. Both copy keys in every step.
-        backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
-        prefix_cache: whole blocks of equal prompts are computed once. Default: unless dense.
-        kv_cache_dtype: "float8_e4m3fn" or "float8_e5m2", or these dtypes of torch. Default: the model's dtype.
-        k_scale, v_scale: a float8 cache stores k / k_scale and v / v_scale. A quotient beyond the largest number of the
-            format (448 of e4m3, 57344 of e5m2) becomes that number.
-        scheduler: see `pagewise.engine.scheduler`. speculate: most drafts for a sequence in a step; 0: none.
-        dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
-        unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
-        tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
-            the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
-            there the constructor returns in process 0 alone, and all other processes exit when process 0 closes.
-        device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
+        config: the options of the engine. Without it, give the fields of `EngineConfig` as keywords.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it.
     """
 
     def __init__(
-        self,
-        model: str | Path | nn.Module,
-        *,
-        tokenizer: Any = None,
-        num_blocks: int | None = None,
-        block_size: int = 16,
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 2048,
-        attention: Literal["paged", "dense", "block_tensors"] = "paged",
-        backend: Literal["auto", "torch", "triton", "cuda"] = "auto",
-        prefix_cache: bool | None = None,
-        kv_cache_dtype: torch.dtype | str | None = None,
-        k_scale: float = 1.0,
-        v_scale: float = 1.0,
-        scheduler: Policy = "continuous",
-        speculate: int = 0,
-        dataflow: Dataflow | None = None,
-        unified_max: UnifiedMax | None = None,
-        tensor_parallel: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        self, model: str | Path | nn.Module, config: EngineConfig | None = None, *, tokenizer: Any = None, **fields: Any
     ) -> None:
-        check_counts(block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        check_counts(num_blocks=1 if num_blocks is None else num_blocks, tensor_parallel=tensor_parallel)
-        check_counts(minimum=0, speculate=speculate)
-        prefix_cache = checks.check_choices(attention, scheduler, prefix_cache)
-        float8 = checks.float8_dtype(kv_cache_dtype, k_scale, v_scale, attention)
-        alone = tensor_parallel == 1
-        if not alone:
-            checks.check_parallel(tensor_parallel, attention, device)
-            follow_torchrun(tensor_parallel)
-        mine, tokenizer = checks.loaded(model, tokenizer, dtype, device, whole=alone)
-        self._followers = None
+        config = EngineConfig(**fields) if config is None else replace(config, **fields)
+        if config.tensor_parallel > 1:
+            follow_torchrun(config.tensor_parallel)
+        whole, tokenizer = _loaded(model, tokenizer, config)
+        self._leader = None
         with ExitStack() as on_error:
             on_error.callback(self.close)
-            if not alone:
-                self._followers = Followers(tensor_parallel, Plan.of(model, mine, device, dataflow), mine)
-                mine = self._followers.model
-            weight = next(mine.parameters())
-            self.backend = checks.checked_backend(backend, attention, mine.config, block_size, weight, float8)
-            check_unified_max(unified_max, attention, self.backend)
-            if num_blocks is None:
-                sizes = (block_size, max_num_seqs, float8 or weight.dtype, tensor_parallel)
-                num_blocks = checks.default_num_blocks(mine, *sizes)
-            kind = {"backend": self.backend, "dtype": float8 or weight.dtype, "prefix_cache": prefix_cache}
-            own = {"dense": {"unified_max": unified_max}, "paged": {"k_scale": k_scale, "v_scale": v_scale}}
-            kind |= {"num_blocks": num_blocks, "block_size": block_size, **own.get(attention, {})}
-            runner = make_runner(mine, attention, kind, dataflow, self._followers)
+            mine = whole
+            if config.tensor_parallel > 1:
+                config = _for_followers(config, model, whole)
+                self._leader = Leader(model, whole, config)
+                mine = self._leader.model
+            self.config = config = config.completed(mine)
+            if self._leader is None:
+                runner = make_runner(mine, config)
+            else:
+                self._leader.tell(config)
+                runner = make_runner(mine, config, self._leader.step)
+                self._leader.wait()
             on_error.pop_all()
-        if not alone:
-            weakref.finalize(self, self._followers.close)
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        scheduler = Scheduler(runner.memory, policy=scheduler, speculate=speculate, **limits)
+        if self._leader is not None:
+            weakref.finalize(self, self._leader.close)
+        scheduler = Scheduler(
+            runner.memory,
+            policy=config.scheduler,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            speculate=config.speculate,
+        )
         super().__init__(mine, tokenizer, scheduler, runner)
+
+    @property
+    def backend(self) -> str:
+        """What computes attention: "torch", "triton" or "cuda"."""
+        return self.config.backend
 
     def close(self) -> None:
         """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""
-        if self._followers is not None:
-            self._followers.close()
+        if self._leader is not None:
+            self._leader.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -139,7 +106,7 @@ class LLM(Engine, AbstractContextManager):
                 max_tokens for the model's context or for the memory.
             Any other exception: the call's requests are aborted, and the engine can be used again.
         """
-        requests = [self.prepare(prompt, one) for prompt, one in checks.paired(prompts, sampling)]
+        requests = [self.prepare(prompt, one) for prompt, one in paired(prompts, sampling)]
         ids = [self.add(request) for request in requests]
         try:
             with progress_bar(len(ids), "prompts", show=progress) as bar:
@@ -180,3 +147,36 @@ class LLM(Engine, AbstractContextManager):
         finally:
             self.abort(request.id)
             self._ended.pop(request.id, None)
+
+
+def _loaded(model: str | Path | nn.Module, tokenizer: Any, config: EngineConfig) -> tuple[nn.Module, Any]:
+    """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module.
+
+    A checkpoint that several processes share stays on the CPU.
+    """
+    if isinstance(model, nn.Module):
+        weight = next(model.parameters())
+        device = None if config.device is None else torch.device(config.device)
+        if config.dtype not in (None, weight.dtype):
+            raise ValueError(f"dtype is {config.dtype}, but the model's weights are {weight.dtype}: {_MOVE}")
+        if device is not None and (
+            device.type != weight.device.type or device.index not in (None, weight.device.index)
+        ):
+            raise ValueError(f"device is {config.device}, but the model's weights are {weight.device}: {_MOVE}")
+        return model, tokenizer
+    if not isinstance(model, str | Path):
+        raise TypeError(f"model must be a folder, a hub id or a model, got {type(model).__name__}")
+    device = best_device() if config.device is None else torch.device(config.device)
+    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    model, found = load_model(model, dtype=dtype, device=device if config.tensor_parallel == 1 else "cpu")
+    return model, tokenizer or found
+
+
+_MOVE = "move it with model.to(...)"
+
+
+def _for_followers(config: EngineConfig, model: str | Path | nn.Module, whole: nn.Module) -> EngineConfig:
+    """Return the config with the dtype that `whole` has, and with the kind of device that all processes use."""
+    weight = next(whole.parameters())
+    device = config.device or (weight.device if whole is model else best_device())
+    return replace(config, dtype=weight.dtype, device=torch.device(device).type)

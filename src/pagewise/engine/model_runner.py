@@ -1,4 +1,4 @@
-"""One forward pass for a step: build the batch, run the model, return the logits, choose the tokens (lesson 9).
+"""One forward pass for a step: build the batch, run the model, return the logits (lesson 9).
 
 On a GPU, launching the kernels of a decode step one by one takes longer than running them. Therefore decode steps are
 captured as CUDA graphs, for a few batch sizes, and replayed on fixed buffers. A step copies its inputs into the buffers
@@ -6,44 +6,35 @@ of the next larger graph and launches it once. The remaining rows write nowhere 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pagewise.engine import beam_search
 from pagewise.engine.batch import Batch
-from pagewise.engine.block_tensors import BlockTensorMemory
-from pagewise.engine.dense_memory import DenseMemory
+from pagewise.engine.config import EngineConfig, kv_sizes
 from pagewise.engine.flash_decoding_plus_plus import with_dataflow
-from pagewise.engine.memory import BlockMemory, PagedMemory, kv_sizes
+from pagewise.engine.memory import Memory
 from pagewise.engine.profile import span
-from pagewise.engine.sampling import Pick, Row, sample
-from pagewise.engine.sequence import Chunk, Request, Sequence
-from pagewise.engine.speculation import verified
-from pagewise.flash_decoding_plus_plus import Dataflow
-
-MEMORIES = {"paged": PagedMemory, "dense": DenseMemory, "block_tensors": BlockTensorMemory}
+from pagewise.engine.request import Chunk
 
 
 class ModelRunner:
     """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs.
 
-    `join(copies, batch)` is a context in which other processes compute the same step (see `followers`).
+    `together(batch)` is a context in which other processes compute the same step (see `leader`).
     """
 
     def __init__(
         self,
         model: Callable[..., Tensor],
-        memory: BlockMemory | DenseMemory,
-        device: torch.device,
-        graphs: bool,
-        join: Callable[..., AbstractContextManager] | None = None,
+        memory: Memory,
+        *,
+        graphs: bool = False,
+        together: Callable[[Batch], AbstractContextManager] | None = None,
     ) -> None:
-        self.model, self.memory, self.device, self._join = model, memory, device, join
+        self.model, self.memory, self._together = model, memory, together
         self._graphs = DecodeGraphs(self) if graphs else None
 
     @torch.inference_mode()
@@ -52,15 +43,13 @@ class ModelRunner:
         decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
-                copies = self.memory.manager.take_copies() if isinstance(self.memory, BlockMemory) else []
-                manager = self.memory.manager if isinstance(self.memory, PagedMemory) else None
-                batch = Batch.of(chunks, manager, self.device)
-            with nullcontext() if self._join is None else self._join(copies, batch):
-                if copies:
-                    self.memory.cache.copy_blocks(copies)
-                if decoding and self._graphs is not None:
-                    return self._graphs.run(batch)
-                return self.forward(batch)
+                batch = self.memory.batch(chunks)
+            if self._together is not None:
+                with self._together(batch):
+                    return self.forward(batch)
+            if decoding and self._graphs is not None:
+                return self._graphs.run(batch)
+            return self.forward(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Run the model once. The tokens of the batch are one row of its input."""
@@ -70,49 +59,19 @@ class ModelRunner:
 
 
 def make_runner(
-    model: nn.Module, attention: str, kind: dict[str, Any], dataflow: Dataflow | None, followers: Any = None
+    model: nn.Module, config: EngineConfig, together: Callable[[Batch], AbstractContextManager] | None = None
 ) -> ModelRunner:
-    """Return the runner of a model and a memory, which `kind` describes. Every process of an engine has one."""
-    if followers is not None:
-        followers.tell(kind)  # they make theirs at the same time
-    forward = model if dataflow is None else with_dataflow(model, dataflow)
+    """Return the runner of a model, with a memory of its own. Every process of an engine has one.
+
+    Args:
+        config: complete, as `EngineConfig.completed` returns it.
+        together: see `ModelRunner`.
+    """
     weight = next(model.parameters())
-    memory = MEMORIES[attention](kv_sizes(model), **kind, device=weight.device)
-    if followers is not None:
-        followers.wait()
-    graphs = weight.is_cuda and attention == "paged" and kind["backend"] == "triton" and followers is None
-    return ModelRunner(forward, memory, weight.device, graphs, followers and followers.step)
-
-
-class Chosen(NamedTuple):
-    """The next tokens of each sequence that has logits, and the next beams of each beam search."""
-
-    picks: list[
-        tuple[Request, Sequence, list[Pick | None]]
-    ]  # the right drafts, and one more; None: logits that are not finite
-    selections: list[tuple[Request, beam_search.Selection]]
-
-
-def choose(chunks: list[Chunk], logits: Float[Tensor, "n vocab"], ends: frozenset[int]) -> Chosen:
-    """Return the next tokens. No request changes."""
-    rows, drawn = [], []
-    searches: dict[Request, list[int]] = {}
-    stop = 0
-    for chunk in (chunk for chunk in chunks if chunk.num_logits):
-        request, at, stop = chunk.request, stop, stop + chunk.num_logits
-        if request.sampling.beam_width > 1:
-            searches.setdefault(request, []).append(at)
-            continue
-        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
-            for i in range(chunk.num_logits):
-                tokens = [*sequence.tokens, *chunk.drafts[:i]] if i else sequence.tokens
-                num_new = len(tokens) - len(request.prompt)
-                rows.append(Row(at + i, request.sampling, tokens, request.seed, sequence.index, num_new))
-            drawn.append((request, sequence, chunk.drafts))
-    picks = iter(sample(logits, rows))
-    picks = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]
-    found = [(r, beam_search.select(r, logits[at], r.ends(ends))) for r, at in searches.items()]
-    return Chosen(picks, found)
+    memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
+    graphs = weight.is_cuda and config.attention == "paged" and config.backend == "triton" and together is None
+    forward = model if config.dataflow is None else with_dataflow(model, config.dataflow)
+    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, together=together)
 
 
 class DecodeGraphs:
@@ -122,7 +81,7 @@ class DecodeGraphs:
     """
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+        self._runner, self._device = runner, runner.memory.device
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
         self._pool = None
 
@@ -134,17 +93,18 @@ class DecodeGraphs:
         if key not in self._captured:
             self._captured[key] = self._capture(*key)
         graph, static, logits = self._captured[key]
+        self._runner.memory.cache.copy_blocks(batch.copies)
         _fill(static, batch)
         graph.replay()
         return logits[batch.logits_for]
 
     def _capture(self, size: int, width: int) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
-        static = _empty(size, width, self._runner.device)
-        side = torch.cuda.Stream(self._runner.device)
-        side.wait_stream(torch.cuda.current_stream(self._runner.device))
+        static = _empty(size, width, self._device)
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):  # compiles and tunes kernels, which is not allowed during a capture
             self._runner.forward(static)
-        torch.cuda.current_stream(self._runner.device).wait_stream(side)
+        torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._runner.forward(static)

@@ -16,22 +16,16 @@ prefill, decoding first).
 """
 
 from collections import deque
-from collections.abc import Callable
-from functools import reduce
 from itertools import accumulate
 from typing import Literal
 
-from pagewise.engine import beam_search
-from pagewise.engine.dense_memory import DenseMemory
-from pagewise.engine.memory import BlockMemory
-from pagewise.engine.model_runner import Chosen
-from pagewise.engine.sampling import Pick
-from pagewise.engine.sequence import Choice, Chunk, Piece, Request, Sequence
+from pagewise.engine.memory import Memory
+from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.engine.speculation import Drafter
-from pagewise.paged_blocks import OutOfBlocks
+from pagewise.paged_blocks.pool import OutOfBlocks
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
 Policy = Literal["naive", "static", "continuous"]
-POLICIES = ("naive", "static", "continuous")
 
 
 class Scheduler:
@@ -45,7 +39,7 @@ class Scheduler:
 
     def __init__(
         self,
-        memory: BlockMemory | DenseMemory,
+        memory: Memory,
         *,
         policy: Policy = "continuous",
         max_num_seqs: int = 64,
@@ -65,11 +59,18 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that has ended or is aborted, and free its memory."""
-        if request in self.running:
-            self._release(request)
-            self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        for sequence in request.live:
+            self.memory.free(sequence)
+        request.forked = False
+        (self.running if request in self.running else self.waiting).remove(request)
+
+    def finish(self, request: Request, sequence: Sequence) -> None:
+        """Free a sequence that has ended. A request without other sequences is removed."""
+        self.memory.free(sequence)
+        request.live.remove(sequence)
+        request.finished.append(sequence)
+        if not request.live:
+            self.remove(request)
 
     def schedule(self) -> list[Chunk]:
         """Return the next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff done."""
@@ -92,19 +93,32 @@ class Scheduler:
             request = chunk.request
             most = min(self.speculate, left, request.most_slots - chunk.stop)
             if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
-                sequence = chunk.sequence
-                sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
-                chunk = chunk.with_drafts(self.memory.extend_by(sequence, sequence.drafter.draft(most)))
-                left -= len(chunk.drafts)
-                self.num_drafted += len(chunk.drafts)
+                drafts = self._drafts(chunk.sequence, most)
+                chunk = chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
+                left -= len(drafts)
+                self.num_drafted += len(drafts)
             step.append(chunk)
         return step
 
+    def _drafts(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Return drafts after all tokens of a sequence, as many as there are free blocks for."""
+        sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+        drafts = sequence.drafter.draft(most)
+        while drafts:
+            try:
+                self.memory.resize(sequence, len(sequence.tokens) + len(drafts))
+                break
+            except OutOfBlocks:
+                drafts = drafts[:-1]
+        return drafts
+
     def preempt(self, request: Request) -> None:
-        """Let a running request wait again, before all other waiting requests."""
-        self._release(request)
-        self.running.remove(request)
-        self.waiting.appendleft(request)
+        """Let a running request wait again, before all other waiting requests. Sequences that have ended stay so."""
+        self.remove(request)
+        request.finished += [sequence for sequence in request.live if sequence.finish_reason is not None]
+        request.live = [sequence for sequence in request.live if sequence.finish_reason is None]
+        if request.live:
+            self.waiting.appendleft(request)
         self.num_preemptions += 1
         self._may_join += 1
 
@@ -130,7 +144,7 @@ class Scheduler:
         for sequence in sequences:
             while True:
                 try:
-                    self.memory.extend(sequence)
+                    self.memory.resize(sequence, len(sequence.tokens))
                     break
                 except OutOfBlocks:
                     youngest = self.running[-1]
@@ -155,21 +169,18 @@ class Scheduler:
         if not self.waiting or not self._has_place():
             return False
         request = self.waiting[0]
-        if request.common_blocks is None:
-            request.common_blocks = self.memory.blocks(request.common_tokens())
-        tokens = request.common_blocks
-        if self.memory.prefix_is_coming(tokens, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1]):
-            return False
+        if request.common is None:
+            request.common = TokenBlocks(request.common_tokens(), self.memory.block_size)
         try:
-            cached = self.memory.admit(request, tokens)
+            cached = self.memory.admit(request, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1])
         except OutOfBlocks:
             self._may_join = 0
             return False
-        self.waiting.popleft()
-        self.running.append(request)
+        if cached is None:  # it is cheaper to wait for a prefix
+            return False
+        self.running.append(self.waiting.popleft())
         self._may_join -= 1
-        request.num_common, request.common_blocks = len(tokens), None
-        request.live[0].num_computed = cached
+        request.num_common, request.common = len(request.common), None
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
         return True
@@ -183,91 +194,21 @@ class Scheduler:
                 return False
         return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
 
-    def computed(self, chunks: list[Chunk]) -> None:
+    def computed(self, chunks: list[Chunk], num_right: dict[Sequence, int] | None = None) -> None:
         """Note that these chunks are computed. Fork the requests whose common tokens are now all computed.
 
-        The chunks hold only those drafts that were right.
+        Args:
+            num_right: how many drafts of a sequence were right. The slots of the others are given back.
         """
         for request, sequence, _, stop, drafts in chunks:
-            sequence.num_computed = stop
-            self.num_accepted += len(drafts)
-            self.memory.commit(sequence)
+            if drafts:
+                right = num_right[sequence]
+                self.num_accepted += right
+                stop -= len(drafts) - right
+            self.memory.commit(sequence, stop)
+            if drafts:
+                self.memory.resize(sequence, stop)
             if not request.forked and stop == request.num_common:
-                first, *others = request.live
-                for other in others:
-                    self.memory.fork(first, other)
-                    other.num_computed = stop
+                for other in request.live[1:]:
+                    self.memory.fork(request.live[0], other)
                 request.forked = True
-
-    def _release(self, request: Request) -> None:
-        self.memory.release(request)
-        for sequence in request.live:
-            sequence.num_computed = 0
-        request.forked = False
-
-
-def advance(
-    chunks: list[Chunk],
-    chosen: Chosen,
-    scheduler: Scheduler,
-    ends: frozenset[int],
-    end: Callable[[Request, list[Choice], list], None],
-    tell: Callable[[tuple[Request, Piece]], None],
-) -> None:
-    """Give the tokens to their sequences.
-
-    `tell` is called at once with the piece of each sequence, and `end` for each request that has ended. If a tokenizer
-    raises, its sequence has the tokens before the one that failed, and no text is lost.
-    """
-    num_right = {sequence: len(picks) - 1 for _, sequence, picks in chosen.picks}
-    scheduler.computed([chunk.with_drafts(chunk.drafts[: num_right.get(chunk.sequence, 0)]) for chunk in chunks])
-    for request, sequence, picks in chosen.picks:
-        pieces: list[Piece] = []
-        try:
-            for pick in picks:
-                pieces.append(_grow(request, sequence, pick, ends))
-                if sequence.finish_reason is not None:
-                    break
-        finally:  # a tokenizer may fail at a later one
-            if pieces:
-                tell((request, reduce(Piece.followed_by, pieces)))
-        if sequence.finish_reason is not None:
-            scheduler.memory.free(sequence)
-            request.live.remove(sequence)
-            request.finished.append(sequence)
-            if not request.live:
-                end(request, *_results(request))
-    for request, selection in chosen.selections:
-        if (choices := beam_search.apply(request, selection, scheduler.memory)) is not None:
-            end(request, choices, [None] * len(choices))
-            for index, (ids, text, reason, _) in enumerate(choices):
-                tell((request, Piece(request.id, index, ids, text or "", reason, None)))
-
-
-def _grow(request: Request, sequence: Sequence, pick: Pick | None, ends: frozenset[int]) -> Piece:
-    """Add the picked token to a sequence, and find out whether it ends. Without a pick, the sequence ends."""
-    text, reason = "", None
-    if pick is None:
-        text = sequence.text.end() if sequence.text is not None else ""
-        sequence.finish_reason = "error"
-        return Piece(request.id, sequence.index, [], text, "error", None)
-    if pick.token in request.ends(ends):
-        reason = "stop"
-    elif len(sequence.tokens) + 1 == request.longest:
-        reason = "length"
-    if sequence.text is not None:
-        ended = reason == "stop"
-        text = sequence.text.end() if ended else sequence.text.add(pick.token, last=reason is not None)
-        reason = "stop" if sequence.text.stopped else reason
-    sequence.add(pick, reason)
-    logprobs = None if pick.likeliest is None else [pick.likeliest]
-    return Piece(request.id, sequence.index, [pick.token], text, reason, logprobs)
-
-
-def _results(request: Request) -> tuple[list[Choice], list[list[dict[int, float]] | None]]:
-    """Return the samples of a request that have all ended, in the order of their index, and their logprobs."""
-    samples = sorted(request.finished, key=lambda sequence: sequence.index)
-    choices = [
-        Choice(s.tokens[len(request.prompt) :], s.text and s.text.text, s.finish_reason, s.score) for s in samples
-    ]
-    return choices, [None if request.sampling.logprobs is None else s.logprobs for s in samples]

@@ -19,7 +19,7 @@ Leviathan et al. 2023 (speculative decoding); Saxena 2023 (prompt lookup); Ziv &
 
 from collections.abc import Sequence
 
-from pagewise.engine.sampling import Pick
+from pagewise.engine.sampling_params import Pick
 
 LONGEST_MATCH = 3  # tokens: of two matches that are this long or longer the later one is taken
 MOST_CANDIDATES = 64  # earlier occurrences of the last token that one draft compares at most

@@ -2,27 +2,40 @@
 
 A step is a straight line:
 
-    scheduler.schedule() → chunks → runner.run(chunks) → logits → sample → tokens → the requests
+    scheduler.schedule() → chunks → runner.run(chunks) → logits → draw → tokens → the sequences → their texts
 
-When an exception ends a step, its requests keep their tokens and wait again, and their memory is free. With tensor
-parallelism, other processes follow `runner.run`, and the rest of a step happens in this process (see `followers`).
+All sequences get their tokens before any of them gets its text. A tokenizer that raises then ends its own sequence and
+no other. When another exception ends a step, its requests keep their tokens and wait again, and their memory is free.
+With tensor parallelism, other processes follow `runner.run`, and the rest of a step happens in this process.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence as Several
+from itertools import islice
+from typing import Any, NamedTuple
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from pagewise.engine import checks
+from pagewise.engine import beam_search, prompts
 from pagewise.engine.interrupts import held_back
-from pagewise.engine.model_runner import ModelRunner, choose
+from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.profile import Profile, span
-from pagewise.engine.sampling import SamplingParams
-from pagewise.engine.scheduler import Scheduler, advance
-from pagewise.engine.sequence import Choice, Listener, Output, Piece, Request
+from pagewise.engine.request import Choice, Chunk, Listener, Output, Piece, Request, Sequence
+from pagewise.engine.sampling import Row, sample
+from pagewise.engine.sampling_params import Pick, SamplingParams
+from pagewise.engine.scheduler import Scheduler
+from pagewise.engine.speculation import verified
+from pagewise.tools.worker import described
 
-Prompt = str | Sequence[int] | Tensor
+Prompt = str | Several[int] | Tensor
+
+
+class Drawn(NamedTuple):
+    """What a step has drawn. Nothing knows of it yet."""
+
+    picks: list[tuple[Request, Sequence, list[Pick | None]]]  # the right drafts and one more; None: not finite
+    searches: list[tuple[Request, beam_search.Selection]]
 
 
 class Engine:
@@ -31,12 +44,13 @@ class Engine:
     def __init__(self, model: nn.Module, tokenizer: Any, scheduler: Scheduler, runner: ModelRunner) -> None:
         self.model, self.tokenizer, self.scheduler, self.runner = model, tokenizer, scheduler, runner
         self.memory = runner.memory
-        self._ends = checks.end_tokens(model, tokenizer)
+        self._ends = prompts.end_tokens(model, tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
         self.failed_ids: list[int] = []  # requests of the last step that raised an exception
+        self._untold: deque[tuple[Request, Sequence | None]] = deque()  # have tokens without text; None: beams
+        self._pieces: deque[tuple[Request, Piece]] = deque()  # no listener has heard of them yet
         self._ended: dict[int, Output] = {}  # `step` has not returned them yet
-        self._pieces: deque[tuple[Request, Piece]] = deque()  # likewise
 
     def add_request(
         self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
@@ -59,7 +73,9 @@ class Engine:
         Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
         """
         sampling = SamplingParams() if sampling is None else sampling
-        request = checks.checked_request(prompt, sampling, self.tokenizer, self.model.config, self.scheduler)
+        request = prompts.checked_request(
+            prompt, sampling, self.tokenizer, self.model.config, self._ends, self.scheduler
+        )
         request.listener = listener
         return request
 
@@ -87,7 +103,7 @@ class Engine:
 
     def max_new_tokens(self, prompt: Prompt) -> int:
         """Return the largest max_tokens that fits context and memory after this prompt; below 1 if it is too long."""
-        tokens = checks.token_ids(prompt, self.tokenizer)
+        tokens = prompts.token_ids(prompt, self.tokenizer)
         return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
 
     @property
@@ -110,35 +126,150 @@ class Engine:
         return Profile(ops=ops)
 
     def _step(self) -> None:
-        """Compute one step. If it raises, every request is as it was before the step."""
-        try:
-            with span("step"):
+        """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""
+        with span("step"):
+            try:
                 self._compute()
-        except BaseException:
-            with held_back():
-                self.failed_ids = [request.id for request in self.scheduler.running]
-                for request in reversed(self.scheduler.running.copy()):
-                    self.scheduler.preempt(request)
-            raise
+            except BaseException:
+                with held_back():
+                    self.failed_ids = [request.id for request in self.scheduler.running]
+                    for request in reversed(self.scheduler.running.copy()):
+                        self.scheduler.preempt(request)
+                raise
+            if self._untold:
+                with held_back():
+                    self._tell()
         while self._pieces:
             request, piece = self._pieces.popleft()
             if request.listener is not None:
                 request.listener(piece)
 
     def _compute(self) -> None:
-        """Schedule, run and sample one step. With nothing to compute, do nothing."""
+        """Schedule, run and draw one step. With nothing to compute, do nothing."""
         with held_back(), span("schedule"):
             chunks = self.scheduler.draft(self.scheduler.schedule())
         if not chunks:
             return
         logits = self.runner.run(chunks)
         with span("sampling"):
-            chosen = choose(chunks, logits, self._ends)
+            drawn = draw(chunks, logits)
         with held_back():
-            advance(chunks, chosen, self.scheduler, self._ends, self._end, self._pieces.append)
+            self._take(chunks, drawn)
 
-    def _end(self, request: Request, choices: list[Choice], logprobs: list) -> None:
-        """End a request that has all its choices."""
-        self.scheduler.remove(request)
-        del self._requests[request.id]
-        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, request.num_cached_tokens)
+    def _take(self, chunks: list[Chunk], drawn: Drawn) -> None:
+        """Give all tokens to their sequences. Then free the sequences that have ended."""
+        num_right = {}
+        for request, sequence, picks in drawn.picks:
+            taken = sequence.take(picks, request.ends, request.longest)
+            num_right[sequence] = min(taken, len(picks) - 1)
+            self._untold.append((request, sequence))
+        self.scheduler.computed(chunks, num_right)
+        for request, sequence, _ in drawn.picks:
+            if sequence.finish_reason is not None:
+                self.scheduler.finish(request, sequence)
+        for request, selection in drawn.searches:
+            if beam_search.apply(request, selection, self.memory):
+                self.scheduler.remove(request)
+                self._untold.append((request, None))
+
+    def _tell(self) -> None:
+        """Give the drawn tokens to the texts of their sequences. End the requests that have no live sequences left."""
+        while self._untold:
+            request, sequence = self._untold[0]
+            if request.id in self._requests:  # else it was aborted
+                if sequence is None:
+                    self._tell_of_beams(request)
+                else:
+                    self._tell_of(request, sequence)
+            self._untold.popleft()
+            if not request.live and all(other is not request for other, _ in self._untold):
+                self._end(request)
+
+    def _tell_of(self, request: Request, sequence: Sequence) -> None:
+        """Give a sequence the text of its untold tokens, in which a stop string may end it. A failure ends it too."""
+        told, new, text, logprobs = False, [], "", []
+        try:
+            while sequence.untold and not (sequence.text is not None and sequence.text.stopped):
+                pick = sequence.untold[0]
+                if sequence.text is not None:
+                    last = sequence.finish_reason is not None and len(sequence.untold) == 1
+                    ended = last and sequence.finish_reason == "stop"
+                    text += sequence.text.end() if ended else sequence.text.add(pick.token, last=last)
+                new.append(sequence.untold.pop(0).token)
+                sequence.score += pick.logprob
+                if pick.likeliest is not None:
+                    logprobs.append(pick.likeliest)
+            if sequence.finish_reason == "error" and sequence.text is not None:
+                text += sequence.text.end()
+            if sequence.text is not None and sequence.text.stopped:
+                sequence.cut("stop")
+            told = True
+        except Exception as error:
+            text += sequence.text.give_up()
+            sequence.cut("error", f"the tokenizer raised {described(error)}")
+            told = True
+        finally:  # after Ctrl-C the others are told in the next step
+            sequence.logprobs += logprobs
+            reason, error = (sequence.finish_reason, sequence.error) if told else (None, None)
+            self._pieces.append(
+                (request, Piece(request.id, sequence.index, new, text, reason, logprobs or None, error))
+            )
+        if sequence.finish_reason is not None and sequence in request.live:
+            self.scheduler.finish(request, sequence)
+
+    def _tell_of_beams(self, request: Request) -> None:
+        """Give the choices of a beam search their texts."""
+        try:
+            request.beams = beam_search.with_texts(request)
+        except Exception as error:
+            request.error = f"the tokenizer raised {described(error)}"
+            request.beams = [choice._replace(text="", finish_reason="error") for choice in request.beams]
+        for index, (token_ids, text, reason, _) in enumerate(request.beams):
+            error = request.error if reason == "error" else None
+            self._pieces.append((request, Piece(request.id, index, token_ids, text or "", reason, None, error)))
+
+    def _end(self, request: Request) -> None:
+        """Make the output of a request whose choices all have ended."""
+        if self._requests.pop(request.id, None) is None:  # it was aborted
+            return
+        samples = sorted(request.finished, key=lambda sequence: sequence.index)
+        start, wants = len(request.prompt), request.sampling.logprobs is not None
+        choices = request.beams or [
+            Choice(s.tokens[start:], s.text and s.text.text, s.finish_reason, s.score) for s in samples
+        ]
+        logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
+        error = next((s.error for s in samples if s.error), request.error)
+        self._ended[request.id] = Output(
+            request.id, request.prompt, choices, logprobs, request.num_cached_tokens, error
+        )
+
+
+def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
+    """Return the next tokens of each sequence that has logits, and the next beams of each search. Nothing changes."""
+    rows, drawn, stop = [], [], 0
+    searches: dict[Request, list[int]] = {}
+    for chunk in chunks:
+        request, at, stop = chunk.request, stop, stop + chunk.num_logits
+        if request.sampling.beam_width > 1:
+            searches.setdefault(request, []).extend(range(at, stop))
+        elif at < stop:
+            for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+                num_new = len(sequence.tokens) - len(request.prompt)
+                for i in range(stop - at):
+                    rows.append(
+                        Row(
+                            at + i,
+                            request.sampling,
+                            sequence.tokens,
+                            request.seed,
+                            sequence.index,
+                            num_new,
+                            chunk.drafts[:i],
+                            sequence.counts,
+                            request.ends,
+                        )
+                    )
+                drawn.append((request, sequence, chunk.drafts))
+    picks = iter(sample(logits, rows))
+    drawn = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]
+    return Drawn(drawn, [(r, beam_search.select(r, logits[at])) for r, at in searches.items() if at])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.sampling_params import SamplingParams
 from pagewise.experiments.engine_workload import Run
 
 Server = Callable[[list[list[int]], list[SamplingParams]], Run]

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pagewise.engine import LLM, Output, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.profile import Profile
-from pagewise.engine.sequence import Chunk, Request
+from pagewise.engine.request import Chunk, Request
 from pagewise.figures import Moment
-from pagewise.paged_blocks import BlockManager
+from pagewise.paged_blocks import BlockPool
 
 
 class Watch:
@@ -37,7 +37,7 @@ class Watch:
         chunks = self._schedule()
         manager = getattr(self._llm.memory, "manager", None)
         if manager is not None and chunks:
-            self.batches.append(Batch.of(chunks, manager, self._llm.runner.device))
+            self.batches.append(Batch.of(chunks, self._llm.memory.device, manager.block_size))
         computed: dict[int, tuple[str, int]] = {}
         for chunk in chunks:
             number = self._number(chunk.request)
@@ -59,7 +59,7 @@ class Watch:
             return "again"
         return "decode" if chunk.start >= len(chunk.request.prompt) else "prompt"
 
-    def _blocks(self, manager: BlockManager | None) -> dict[int, int]:
+    def _blocks(self, manager: BlockPool | None) -> dict[int, int]:
         """Return {request: number of its blocks in only one table, -1: number of blocks in several tables}."""
         if manager is None:
             return {}
@@ -67,7 +67,7 @@ class Watch:
         shared: set[int] = set()
         for request in self._llm.scheduler.running:
             for sequence in request.in_memory():
-                table = manager.block_table(sequence)
+                table = sequence.block_table
                 own = [block for block in table if manager.ref_count(block) == 1]
                 shared |= set(table) - set(own)
                 number = self._number(request)

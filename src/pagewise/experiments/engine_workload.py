@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from pagewise.engine.llm import LLM
 from pagewise.engine.profile import Profile
-from pagewise.engine.sampling import SamplingParams
+from pagewise.engine.sampling_params import SamplingParams
 from pagewise.tools.progress import progress
 from pagewise.tools.sizes import cdiv
 

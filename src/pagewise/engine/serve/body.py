@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pagewise.engine import LLM, Output, SamplingParams
-from pagewise.engine.sequence import Piece, Request
+from pagewise.engine.request import Piece, Request
 
 Prompt = str | list[int]
 LEAST_LOGPROB = -9999.0  # in place of −∞, which JSON does not have

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pagewise.engine import LLM
-from pagewise.engine.sequence import Request
+from pagewise.engine.request import Request
 from pagewise.engine.serve.body import Body, NumLogprobs, Prompt, Refused, Strict, TokenLogprobs
 
 Ids = Annotated[list[int], Field(fail_fast=True)]

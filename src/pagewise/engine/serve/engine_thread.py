@@ -20,8 +20,8 @@ from time import perf_counter
 from typing import TypeVar
 
 from pagewise.engine import LLM, Output
-from pagewise.engine.followers import GroupLost
-from pagewise.engine.sequence import Piece, Request
+from pagewise.engine.leader import GroupLost
+from pagewise.engine.request import Piece, Request
 from pagewise.engine.serve.metrics import Metrics
 
 T = TypeVar("T")

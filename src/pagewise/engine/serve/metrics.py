@@ -25,7 +25,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pagewise.engine import LLM
-from pagewise.engine.sequence import Piece, Request
+from pagewise.engine.request import Piece, Request
 
 REASONS = ("stop", "length", "error", "abort")
 SECONDS = [0.001 * 2**k for k in range(18)]  # bounds of the histograms: a millisecond to two minutes

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pagewise.engine.batch import Batch
-from pagewise.engine.dense_memory import PaddedAttention
-from pagewise.engine.memory import BlockMemory
+from pagewise.engine.config import EngineConfig, KVSizes
+from pagewise.engine.paged_memory import BlockMemory
 from pagewise.engine.profile import span
-from pagewise.engine.sequence import Chunk
+from pagewise.engine.request import Chunk
+from pagewise.experiments.dense_memory import PaddedAttention
 from pagewise.models import Attend
 from pagewise.tools.sizes import cdiv
 
@@ -70,24 +71,23 @@ class BlockTensors:
 class BlockTensorMemory(BlockMemory):
     """Blocks in a dictionary. Each step gathers them into a padded batch."""
 
-    def __init__(
-        self,
-        config: object,
-        *,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: bool,
-        backend: str,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        sizes = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        super().__init__(BlockTensors(*sizes, dtype=dtype, device=device), prefix_cache=prefix_cache)
-        self._padded = PaddedAttention(backend, dtype=dtype, device=device)
+    def __init__(self, config: EngineConfig, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> None:
+        num_layers, num_kv_heads, head_dim = sizes
+        self.cache = BlockTensors(
+            num_layers, config.num_blocks, config.block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+        )
+        super().__init__(config, self.cache.nbytes)
+        self.device = device
+        self._padded = PaddedAttention(config.backend, dtype=dtype, device=device)
+
+    def batch(self, chunks: list[Chunk]) -> Batch:
+        """Return a step with the copies of blocks that it begins with, without block tables."""
+        return Batch.of(chunks, self.device)._replace(copies=self.manager.take_copies())
 
     def attention(self, batch: Batch) -> Attend:
         """Return the `Attend` of a step: append to blocks, gather all sequences into a batch, attend."""
-        tables = {chunk.sequence: self.manager.block_table(chunk.sequence) for chunk in batch.chunks}
+        self.cache.copy_blocks(batch.copies)
+        tables = {chunk.sequence: chunk.sequence.block_table for chunk in batch.chunks}
 
         def write(layer: int, chunk: Chunk, k: Tensor, v: Tensor) -> None:
             self.cache.write(layer, tables[chunk.sequence], chunk.start, k, v)

@@ -1,6 +1,6 @@
 """A follower of tensor parallelism: a process that computes the steps of process 0 (lesson 10).
 
-`followers` describes both sides. A follower does not decide anything. It loads the model, keeps its share of the
+`leader` describes both sides. A follower does not decide anything. It loads the model, keeps its share of the
 weights, and makes the cache of its KV heads. Then it computes one step after the other until process 0 closes its
 engine.
 """
@@ -15,21 +15,18 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Client, Connection
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from pagewise.distributed.tensor_parallel import tensor_parallel
 from pagewise.engine.batch import Batch
 from pagewise.engine.model_runner import make_runner
-from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.models import load_model
-from pagewise.tools.device import best_device
 from pagewise.tools.worker import described
 
 TIMEOUT = timedelta(minutes=5)  # for one all-reduce
@@ -39,26 +36,9 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 READY, CLOSE = "ready", b""  # a follower is ready; the last message to a follower
 
 
-class Plan(NamedTuple):
-    """The model of which every process computes a share."""
-
-    model: str | Path | nn.Module
-    dtype: torch.dtype
-    device: str  # "cpu" or "cuda"
-    dataflow: Dataflow | None
-
-    @classmethod
-    def of(cls, model: str | Path | nn.Module, whole: nn.Module, device: Any, dataflow: Dataflow | None) -> "Plan":
-        """Return the plan for `model`, which process 0 has loaded as `whole`."""
-        weight = next(whole.parameters())
-        if device is None:
-            device = weight.device if whole is model else best_device()
-        return cls(model, weight.dtype, torch.device(device).type, dataflow)
-
-    def share(self, whole: nn.Module, group: Any) -> nn.Module:
-        """Return the share of this process, on its device."""
-        device = torch.device(self.device, _gpu(group.rank())) if self.device == "cuda" else "cpu"
-        return tensor_parallel(whole, group).to(device)
+def my_share(whole: nn.Module, group: Any, device: str) -> nn.Module:
+    """Return the share of this process of a model, on its own "cpu" or "cuda" device."""
+    return tensor_parallel(whole, group).to(torch.device(device, _gpu(group.rank())) if device == "cuda" else "cpu")
 
 
 def follow_torchrun(count: int) -> None:
@@ -107,7 +87,7 @@ def _connect() -> Connection:
 
 
 def started(fd: int, rank: int, count: int, folder: str, threads: int) -> None:
-    """Follow in a process that `Followers` started."""
+    """Follow in a process that `Leader` started."""
     torch.set_num_threads(threads)
     _follow(Connection(fd), rank, lambda device: new_group(folder, rank, count, device))
 
@@ -146,19 +126,19 @@ def _follow(connection: Connection, rank: int, group_for: Callable[[str], Any]) 
 
 def _steps(messages: Iterator[Any], ready: Callable[[], None], group_for: Callable[[str], Any]) -> None:
     """Do what process 0 says: load the model, make the memory, compute steps."""
-    plan = next(messages)
-    whole = plan.model if isinstance(plan.model, nn.Module) else load_model(plan.model, dtype=plan.dtype)[0]
+    model, config = next(messages)
+    whole = model if isinstance(model, nn.Module) else load_model(model, dtype=config.dtype)[0]
     ready()
-    group = group_for(plan.device)
+    group = group_for(config.device)
     ready()
-    model = plan.share(whole, group)
+    model = my_share(whole, group, config.device)
     del whole
-    runner = make_runner(model, "paged", next(messages), plan.dataflow)
+    runner = make_runner(model, next(messages))
     ready()
+    device = next(model.parameters()).device
     with torch.inference_mode():
         for copies, arrays in messages:
-            runner.memory.cache.copy_blocks(copies)
-            runner.forward(_received(arrays, runner.device))
+            runner.forward(_received(copies, arrays, device))
 
 
 def _receive(connection: Connection, inbox: SimpleQueue, ended: threading.Event, rank: int) -> None:
@@ -194,11 +174,12 @@ def _gpu(rank: int) -> int:
     return number
 
 
-def sent(batch: Batch) -> tuple[Tensor, ...]:
+def sent(batch: Batch) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
     """Return what a follower needs of a batch: neither the requests nor the tokens whose logits are wanted."""
-    return batch.token_ids, batch.positions, batch.slots, batch.block_tables, batch.seq_lens, batch.cu_seqlens_q
+    tensors = (batch.token_ids, batch.positions, batch.slots, batch.block_tables, batch.seq_lens, batch.cu_seqlens_q)
+    return list(batch.copies), [x.cpu().numpy() for x in tensors]
 
 
-def _received(arrays: list[np.ndarray], device: torch.device) -> Batch:
+def _received(copies: list[tuple[int, int]], arrays: list[np.ndarray], device: torch.device) -> Batch:
     token_ids, positions, *others = (torch.from_numpy(array).to(device) for array in arrays)
-    return Batch([], token_ids, positions, token_ids[:0], *others)
+    return Batch([], token_ids, positions, token_ids[:0], *others, copies)

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from multiprocessing import connection as connections
 from multiprocessing.connection import Connection, Listener, Pipe
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +37,8 @@ from torch import nn
 
 from pagewise.distributed.tensor_parallel import check_splits
 from pagewise.engine.batch import Batch
-from pagewise.engine.follow import CLOSE, OTHERS, READY, Plan, launched, new_group, sent, started
+from pagewise.engine.config import EngineConfig
+from pagewise.engine.follower import CLOSE, OTHERS, READY, launched, my_share, new_group, sent, started
 from pagewise.engine.interrupts import held_back
 from pagewise.tools.worker import described
 
@@ -47,21 +49,26 @@ class GroupLost(RuntimeError):
     """A process of tensor parallelism has ended, or the engine is closed: no further step is possible."""
 
 
-class Followers:
-    """The followers as process 0 sees them. `model` is the share of process 0.
+class Leader:
+    """Process 0, which starts the followers and tells them every step. `model` is its share.
 
-    Under torchrun the followers exist already: they call `follow_torchrun`. Otherwise they are started here.
+    Under torchrun the followers exist already: they call `follow_torchrun`.
     """
 
-    def __init__(self, count: int, plan: Plan, whole: nn.Module) -> None:
+    def __init__(self, model: str | Path | nn.Module, whole: nn.Module, config: EngineConfig) -> None:
         """Give each process its share of the model.
+
+        Args:
+            model: what the followers load. whole: the same model, loaded in this process.
+            config: with the dtype of the model, and with the device "cpu" or "cuda".
 
         Raises:
             ValueError, TypeError: the processes cannot share the model. No process is started.
             GroupLost: a follower failed.
         """
+        count = config.tensor_parallel
         check_splits(whole, count)
-        if plan.device == "cuda" and not launched() and (gpus := torch.cuda.device_count()) < count:
+        if config.device == "cuda" and not launched() and (gpus := torch.cuda.device_count()) < count:
             raise ValueError(f'tensor_parallel = {count} needs as many GPUs, and there are {gpus}: give device="cpu"')
         self.count, self.lost, self._pid = count, "", os.getpid()
         self._processes: dict[int, subprocess.Popen] = {}
@@ -72,10 +79,10 @@ class Followers:
                 self._connections = _accept(count)
             else:
                 self._start()
-            self.tell(plan)
+            self.tell((model, config))
             self.wait()
-            self.model = plan.share(whole, self._met(plan.device))
-            if plan.device == "cpu":  # gloo has met. NCCL needs the folder until its first all-reduce
+            self.model = my_share(whole, self._met(config.device), config.device)
+            if config.device == "cpu":  # gloo has met. NCCL needs the folder until its first all-reduce
                 self._folder.cleanup()
         except BaseException:
             self._end()
@@ -98,7 +105,7 @@ class Followers:
             missing -= reports.keys()
 
     @contextlib.contextmanager
-    def step(self, copies: list[tuple[int, int]], batch: Batch) -> Iterator[None]:
+    def step(self, batch: Batch) -> Iterator[None]:
         """Let the followers compute the same step as the `with` block. Ctrl-C waits for the end of the step.
 
         Raises:
@@ -110,7 +117,7 @@ class Followers:
         together = False
         try:
             with held_back():
-                self.tell((copies, [x.cpu().numpy() for x in sent(batch)]))
+                self.tell(sent(batch))
                 yield
                 together = True
         except BaseException as error:
@@ -151,9 +158,14 @@ class Followers:
             ours, theirs = Pipe()
             arguments = (theirs.fileno(), rank, self.count, self._folder.name, threads)
             command = [sys.executable, "-c", f"from {started.__module__} import started; started{arguments}"]
-            options = {"env": environment, "stdin": subprocess.DEVNULL, "pass_fds": [theirs.fileno()]}
-            with theirs:  # in a session of its own, so that Ctrl-C in a terminal reaches process 0 alone
-                self._processes[rank] = subprocess.Popen(command, start_new_session=True, **options)
+            with theirs:
+                self._processes[rank] = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # so that Ctrl-C in a terminal reaches process 0 alone
+                )
             self._connections[rank] = ours
 
     def _reports(self, timeout: float | None) -> dict[int, str]:

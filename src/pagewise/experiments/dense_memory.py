@@ -7,14 +7,14 @@ such copies.
 
 from collections.abc import Callable
 from math import prod
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pagewise.engine.batch import Batch
+from pagewise.engine.config import EngineConfig, KVSizes
 from pagewise.engine.profile import span
-from pagewise.engine.sequence import Chunk, Request, Sequence
+from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, unified_max_attention
@@ -103,8 +103,7 @@ class PaddedAttention:
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor) -> Tensor:
         k, v = k.to(q.dtype), v.to(q.dtype)
         if self.unified_max is not None:
-            options = {"seq_lens": seq_lens, "backend": self.backend}
-            out, recomputed = unified_max_attention(q, k, v, self.unified_max, **options)
+            out, recomputed = unified_max_attention(q, k, v, self.unified_max, seq_lens=seq_lens, backend=self.backend)
             self.num_recomputed += recomputed.sum()  # on the device: the host does not wait
             return out
         if self.backend == "triton":
@@ -123,26 +122,19 @@ class PaddedAttention:
 
 
 class DenseMemory:
-    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer."""
+    """A tensor [2, layers, Hkv, most_slots, D] for each sequence: K and V, reserved for its longest answer.
 
-    def __init__(
-        self,
-        config: object,
-        *,
-        num_blocks: int,
-        block_size: int,
-        prefix_cache: Literal[False],  # nothing is shared here
-        backend: str,
-        dtype: torch.dtype,
-        device: torch.device,
-        unified_max: UnifiedMax | None = None,
-    ) -> None:
-        self.num_tokens = num_blocks * block_size
-        self._shape = (2, config.num_hidden_layers, config.num_key_value_heads)
-        self._head_dim, self._options = config.head_dim, {"dtype": dtype, "device": device}
+    Nothing is shared. A request reserves slots for all its sequences as long as one of them is here.
+    """
+
+    prefix_cache = False
+
+    def __init__(self, config: EngineConfig, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> None:
+        self.num_tokens, self.block_size = config.num_blocks * config.block_size, config.block_size
+        self.device, self.dtype, self._sizes = device, dtype, sizes
         self._kv: dict[Sequence, Tensor] = {}
-        self._reserved: dict[Request, int] = {}
-        self._padded = PaddedAttention(backend, unified_max=unified_max, **self._options)
+        self._requests: dict[Sequence, Request] = {}
+        self._padded = PaddedAttention(config.backend, dtype=dtype, device=device, unified_max=config.unified_max)
 
     @property
     def nbytes(self) -> int:
@@ -152,9 +144,14 @@ class DenseMemory:
     used_nbytes = nbytes
 
     @property
+    def num_reserved(self) -> int:
+        """Tokens that running requests may ever need."""
+        return sum(request.width * request.most_slots for request in set(self._requests.values()))
+
+    @property
     def usage(self) -> float:
         """The share of the tokens that are reserved, from 0 to 1."""
-        return sum(self._reserved.values()) / self.num_tokens
+        return self.num_reserved / self.num_tokens
 
     @property
     def num_recomputed(self) -> int:
@@ -162,59 +159,49 @@ class DenseMemory:
         return int(self._padded.num_recomputed)
 
     def check_fits(self, request: Request) -> None:
-        """ValueError if the request reserves more than there is, even alone."""
+        """Raise ValueError if the request reserves more than there is, even alone."""
         needed = request.width * request.most_slots
         if needed > self.num_tokens:
             raise ValueError(
-                f"{request.described} reserve {needed} tokens, and the memory has {self.num_tokens}: raise num_blocks, "
-                f"or ask for less"
+                f"{request.sampling.described(len(request.prompt))} reserve {needed} tokens, and the memory has "
+                f"{self.num_tokens}: raise num_blocks, or ask for less"
             )
 
-    def blocks(self, tokens: list[int]) -> list[int]:
-        """Return the tokens as they are: dense memory has no blocks."""
-        return tokens
-
-    def prefix_is_coming(self, tokens: list[int], computing: list[Sequence]) -> bool:
-        """Nothing is shared here."""
-        return False
-
-    def admit(self, request: Request, tokens: list[int]) -> int:
-        """Reserve what its sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
-        needed = request.width * request.most_slots
-        left = self.num_tokens - sum(self._reserved.values())
+    def admit(self, request: Request, computing: list[Sequence]) -> int:
+        """Reserve what all sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
+        needed, left = request.width * request.most_slots, self.num_tokens - self.num_reserved
         if needed > left:
             raise OutOfBlocks(f"the request reserves {needed} tokens and {left} are left")
-        self._kv[request.live[0]] = self._new(request.most_slots)
-        self._reserved[request] = needed
+        first = request.live[0]
+        self._kv[first], self._requests[first] = self._new(request.most_slots), request
         return 0
 
     def _new(self, num_tokens: int) -> Tensor:
-        return torch.empty(*self._shape, num_tokens, self._head_dim, **self._options)
+        num_layers, num_kv_heads, head_dim = self._sizes
+        return torch.empty(2, num_layers, num_kv_heads, num_tokens, head_dim, dtype=self.dtype, device=self.device)
 
-    def extend(self, sequence: Sequence) -> None:
-        """There is room."""
-
-    def extend_by(self, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return all drafts: their memory is reserved already."""
-        return drafts
+    def resize(self, sequence: Sequence, num_tokens: int) -> None:
+        """There is room for the longest answer already."""
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child gets a copy."""
-        self._kv[child] = self._new(self._kv[parent].shape[3])
-        self._kv[child][:, :, :, : parent.num_computed] = self._kv[parent][:, :, :, : parent.num_computed]
+        """Give the child a copy."""
+        new, done = self._new(self._kv[parent].shape[3]), parent.num_computed
+        new[:, :, :, :done] = self._kv[parent][:, :, :, :done]
+        self._kv[child], self._requests[child], child.num_computed = new, self._requests[parent], done
 
-    def commit(self, sequence: Sequence) -> None:
-        """Nothing is shared here."""
+    def commit(self, sequence: Sequence, num_computed: int) -> None:
+        """Note how many tokens are computed."""
+        sequence.num_computed = num_computed
 
     def free(self, sequence: Sequence) -> None:
-        """A sequence of a running request has ended."""
-        del self._kv[sequence]
+        """Free the tensor of a sequence, if it has one."""
+        self._kv.pop(sequence, None)
+        self._requests.pop(sequence, None)
+        sequence.num_computed = 0
 
-    def release(self, request: Request) -> None:
-        """A running request does not run any more."""
-        for sequence in request.live:
-            self._kv.pop(sequence, None)
-        del self._reserved[request]
+    def batch(self, chunks: list[Chunk]) -> Batch:
+        """Return a step without block tables."""
+        return Batch.of(chunks, self.device)
 
     def attention(self, batch: Batch) -> Attend:
         """Return the `Attend` of a step: write its keys and values, copy all sequences into a batch, attend."""

@@ -1,0 +1,255 @@
+"""`EngineConfig`: all options of an engine as one value, which `LLM`, the commands and the followers share (lesson 9).
+
+`EngineConfig(…)` checks what can be checked without a model. `completed(model)` checks the rest, and fills in what
+depends on the model and on the machine.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pagewise.engine.memory import Memory
+from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
+from pagewise.paged_attention import in_cuda
+from pagewise.paged_blocks.write import check_scales
+from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_flag
+from pagewise.tools.device import choose_backend
+from pagewise.tools.sizes import cdiv
+
+SCHEDULERS = ("naive", "static", "continuous")
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, torch.float64)}
+MEMORIES = {  # by the name of the attention; only what is asked for is imported
+    "paged": ("pagewise.engine.paged_memory", "PagedMemory"),
+    "dense": ("pagewise.experiments.dense_memory", "DenseMemory"),
+    "block_tensors": ("pagewise.experiments.block_tensors", "BlockTensorMemory"),
+}
+
+
+class KVSizes(NamedTuple):
+    """The sizes of keys and values, with the names of a model's config. The KV heads are those of this process."""
+
+    num_hidden_layers: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+def kv_sizes(model: nn.Module) -> KVSizes:
+    """Return the sizes of the keys and values that `model` computes in this process."""
+    config = model.config
+    num_kv_heads = getattr(model, "num_kv_heads", config.num_key_value_heads)  # models of other people may lack it
+    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The options of an engine.
+
+    Args:
+        num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
+            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
+        max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
+            computed in chunks.
+        attention: "paged". Two slower memories show why: "dense" has contiguous caches of num_blocks · block_size
+            tokens, and "block_tensors" gathers blocks that are tensors of their own. Both copy keys in every step.
+        memory: another memory: memory(config, kv_sizes, device) returns a `Memory`.
+        backend: what computes attention. "auto": triton on a GPU, torch on a CPU.
+        prefix_cache: whole blocks of equal prompts are computed once. Default: unless dense.
+        kv_cache_dtype: "float8_e4m3fn" or "float8_e5m2", or these dtypes of torch. Default: the model's dtype.
+        k_scale, v_scale: a float8 cache stores k / k_scale and v / v_scale. A quotient beyond the largest number of the
+            format (448 of e4m3, 57344 of e5m2) becomes that number.
+        scheduler: see `pagewise.engine.scheduler`. speculate: most drafts for a sequence in a step; 0: none.
+        dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
+        unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
+        tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
+            the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
+            there `LLM` returns in process 0 alone, and all other processes exit when process 0 closes.
+        device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
+
+    Raises:
+        ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
+    """
+
+    num_blocks: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    attention: Literal["paged", "dense", "block_tensors"] = "paged"
+    memory: Callable[..., Memory] | None = None
+    backend: Literal["auto", "torch", "triton", "cuda"] = "auto"
+    prefix_cache: bool | None = None
+    kv_cache_dtype: torch.dtype | str | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    scheduler: Literal["naive", "static", "continuous"] = "continuous"
+    speculate: int = 0
+    dataflow: Dataflow | None = None
+    unified_max: UnifiedMax | None = None
+    tensor_parallel: int = 1
+    device: torch.device | str | None = None
+    dtype: torch.dtype | str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_blocks=1 if self.num_blocks is None else self.num_blocks,
+            tensor_parallel=self.tensor_parallel,
+        )
+        check_counts(minimum=0, speculate=self.speculate)
+        for name, known in (("attention", tuple(MEMORIES)), ("scheduler", SCHEDULERS)):
+            if (value := getattr(self, name)) not in known:
+                *most, last = (f'"{one}"' for one in known)
+                raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+        if self.prefix_cache is None:
+            object.__setattr__(self, "prefix_cache", self.attention != "dense")
+        check_flag("prefix_cache", self.prefix_cache)
+        if self.prefix_cache and self.attention == "dense":
+            raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
+        object.__setattr__(self, "kv_cache_dtype", self._float8())
+        if isinstance(self.dtype, str):
+            if self.dtype not in DTYPES:
+                raise ValueError(f"dtype must be {', '.join(DTYPES)} or a dtype of torch, got {self.dtype!r}")
+            object.__setattr__(self, "dtype", DTYPES[self.dtype])
+        self._check_unified_max()
+        if self.tensor_parallel > 1:
+            self._check_parallel()
+
+    def _float8(self) -> torch.dtype | None:
+        """Return the float8 dtype of the cache, or None if the cache has the model's dtype."""
+        check_scales(self.k_scale, self.v_scale)
+        if self.kv_cache_dtype is None:
+            for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
+                if scale != 1.0:
+                    raise ValueError(
+                        f"{name} must be 1.0 where the cache has the model's dtype, got {scale}: give "
+                        f'kv_cache_dtype="float8_e4m3fn", or leave {name} out'
+                    )
+            return None
+        dtype = next((one for one in FLOAT8 if self.kv_cache_dtype in (one, _short(one))), None)
+        if dtype is None:
+            raise ValueError(
+                f'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None, the model\'s dtype, got '
+                f"{self.kv_cache_dtype!r}"
+            )
+        if self.attention != "paged":
+            raise ValueError(
+                f'kv_cache_dtype = {_short(dtype)} needs attention="paged", got attention="{self.attention}": only the '
+                f"paged cache stores float8"
+            )
+        return dtype
+
+    def _check_unified_max(self) -> None:
+        if self.unified_max is None:
+            return
+        if not isinstance(self.unified_max, UnifiedMax):
+            raise TypeError(f"unified_max must be a UnifiedMax or None, got {type(self.unified_max).__name__}")
+        if self.attention != "dense":
+            raise ValueError(
+                f'unified_max needs attention="dense", because its kernel reads dense keys, got {self.attention!r}'
+            )
+        if self.backend == "cuda":
+            raise ValueError('unified_max needs backend="torch" or "triton", got "cuda", which has no kernel for it')
+
+    def _check_parallel(self) -> None:
+        if self.attention != "paged":
+            raise ValueError(
+                f'tensor_parallel = {self.tensor_parallel} needs attention="paged", got "{self.attention}", which '
+                f"needs the requests in every process"
+            )
+        if self.device is not None and torch.device(self.device).index is not None:
+            raise ValueError(
+                f'device must be "cpu" or "cuda" with tensor_parallel = {self.tensor_parallel}, got "{self.device}": '
+                f"each process chooses a GPU of its own"
+            )
+
+    def completed(self, model: nn.Module) -> "EngineConfig":
+        """Return the config for the part of a model that this process has: num_blocks, backend and dtypes are known.
+
+        Raises:
+            ValueError: the backend does not exist, its kernels do not support these sizes, or there is no memory.
+        """
+        weight, config = next(model.parameters()), model.config
+        if self.kv_cache_dtype is not None and weight.dtype not in FLOATS:
+            raise ValueError(
+                f"kv_cache_dtype = {_short(self.kv_cache_dtype)} takes models in float32, float16 or bfloat16, got "
+                f"{_short(weight.dtype)}: leave kv_cache_dtype out"
+            )
+        dtype = self.kv_cache_dtype or weight.dtype
+        return replace(
+            self,
+            backend=self._backend_for(config, weight),
+            num_blocks=self._num_blocks_for(
+                config, 2 * self.block_size * prod(kv_sizes(model)) * dtype.itemsize, weight
+            ),
+        )
+
+    def _backend_for(self, config: Any, weight: Tensor) -> str:
+        """Return the backend that serves this model: "torch", "triton" or "cuda"."""
+        refusal = None
+        if weight.dtype not in FLOATS:
+            refusal = f"takes models in float32, float16 or bfloat16, got {weight.dtype}"
+        if self.backend != "cuda":
+            P = self.block_size
+            if refusal is None and config.head_dim > 256:
+                refusal = f"takes head sizes up to 256, got {config.head_dim}"
+            elif refusal is None and self.attention == "paged" and (P > 256 or P & (P - 1)):
+                refusal = f"needs a block_size that is a power of two up to 256, got {P}"
+            return choose_backend(self.backend, weight.device, refusal, others=("cuda",))
+        if refusal is None and self.attention == "paged":
+            if config.head_dim not in in_cuda.HEAD_SIZES:
+                refusal = f"takes head_dim {', '.join(map(str, in_cuda.HEAD_SIZES))}, got {config.head_dim}"
+            elif self.block_size not in in_cuda.BLOCK_SIZES:
+                refusal = f"takes block_size {', '.join(map(str, in_cuda.BLOCK_SIZES))}, got {self.block_size}"
+            elif self.kv_cache_dtype is not None and config.head_dim % 16:
+                refusal = f"takes a float8 cache if head_dim is a multiple of 16, got {config.head_dim}"
+        if refusal is not None:
+            raise ValueError(f'backend="cuda" {refusal}; backend="torch" takes it')
+        return self.backend
+
+    def _num_blocks_for(self, config: Any, block: int, weight: Tensor) -> int:
+        """Return the number of blocks of `block` bytes in this process.
+
+        On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has
+        for itself, they take at most nine tenths of it, minus 1 GiB for the activations of a step.
+        """
+        if self.num_blocks is not None:
+            if self.attention != "dense" and self.num_blocks * block > (total := _total_memory(weight)):
+                raise ValueError(
+                    f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes: give "
+                    f"fewer, or leave num_blocks out"
+                )
+            return self.num_blocks
+        if weight.is_cuda:
+            free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
+        else:
+            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // self.tensor_parallel
+        wanted = self.max_num_seqs * cdiv(config.max_position_embeddings, self.block_size)
+        if (num_blocks := min(wanted, free // block)) < 1:
+            raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
+        return num_blocks
+
+    def new_memory(self, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> Memory:
+        """Return the memory of a process with a complete config. `dtype`: of the keys, unless they are float8."""
+        if self.memory is not None:
+            return self.memory(self, sizes, device, dtype)
+        module, name = MEMORIES[self.attention]
+        home = importlib.import_module(module)
+        return getattr(home, name)(self, sizes, device, dtype)
+
+
+def _total_memory(weight: Tensor) -> int:
+    """Return the bytes of the device that holds `weight`, in use or not."""
+    if weight.is_cuda:
+        return torch.cuda.mem_get_info(weight.device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,194 @@
+"""A request in the engine: its sequences, what they have drawn, and its output (lesson 9).
+
+A request has one sequence, or several that share their prompt: n samples, or the beams of a beam search. They are
+scheduled, preempted and resumed together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pagewise.engine.sampling_params import Pick, SamplingParams
+from pagewise.engine.speculation import Drafter
+from pagewise.engine.text import Text
+from pagewise.engine.token_counts import TokenCounts
+from pagewise.paged_blocks.pool import PagedSequence
+from pagewise.paged_blocks.prefix_cache import TokenBlocks
+
+FinishReason = Literal["stop", "length", "error"]
+NOT_FINITE = "the model's logits are not finite"
+
+
+class Choice(NamedTuple):
+    """One of a request's n samples or beams."""
+
+    token_ids: list[int]  # without the prompt, with the token that ended the sequence
+    text: str | None  # without the end token or stop string; None without a tokenizer
+    # "stop": an end token or a stop string; "length": max_tokens; "error": `Output.error` says why
+    finish_reason: FinishReason
+    score: float  # Σ log p of its tokens; for a beam, the mean
+
+
+@dataclass(frozen=True)
+class Output:
+    """The result of a request. Its token_ids, text and finish_reason are those of choice 0."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    choices: list[Choice]  # samples in the order of their index, as in a stream; beams best first
+    logprobs: list[list[dict[int, float]] | None]  # of each choice, if requested: {token: log p} at each step
+    num_cached_tokens: int  # prompt tokens that the prefix cache had when the request was first admitted
+    error: str | None = None  # why the first choice with finish_reason "error" ended
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens of choice 0."""
+        return self.choices[0].token_ids
+
+    @property
+    def text(self) -> str | None:
+        """The text of choice 0."""
+        return self.choices[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why choice 0 ended."""
+        return self.choices[0].finish_reason
+
+
+class Piece(NamedTuple):
+    """The tokens and text that a step added to one choice, for a request's listener."""
+
+    request_id: int
+    choice: int
+    token_ids: list[int]
+    text: str  # may be behind the tokens: half a character or the beginning of a stop string waits
+    finish_reason: FinishReason | None
+    logprobs: list[dict[int, float]] | None
+    error: str | None = None  # with finish_reason "error": why
+
+
+Listener = Callable[[Piece], None]
+
+
+class Sequence(PagedSequence):
+    """Tokens, the blocks of their K and V, the number of computed tokens, and the text of the new tokens.
+
+    A token is drawn first and told later: `untold` holds the picks whose tokens are in `tokens` but not in the text.
+    """
+
+    def __init__(self, tokens: list[int], index: int = 0) -> None:
+        super().__init__(tokens)
+        self.index = index
+        self.drafter: Drafter | None = None  # None until the first draft
+        self.counts: TokenCounts | None = None  # for penalties
+        self.text: Text | None = None  # None for beams, and without a tokenizer
+        self.untold: list[Pick] = []
+        self.score = 0.0
+        self.logprobs: list[dict[int, float]] = []
+        self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+
+    def take(self, picks: list[Pick | None], ends: frozenset[int], longest: int) -> int:
+        """Append picks up to the one that ends the sequence, and return their number. A missing pick is an error."""
+        for taken, pick in enumerate(picks):
+            if pick is None:
+                self.finish_reason, self.error = "error", NOT_FINITE
+                return taken
+            self.tokens.append(pick.token)
+            self.untold.append(pick)
+            if pick.token in ends or len(self.tokens) == longest:
+                self.finish_reason = "stop" if pick.token in ends else "length"
+                return taken + 1
+        return len(picks)
+
+    def cut(self, finish_reason: FinishReason, error: str | None = None) -> None:
+        """End the sequence before the tokens that are not told yet."""
+        del self.tokens[len(self.tokens) - len(self.untold) :]
+        self.untold.clear()
+        self.finish_reason, self.error = finish_reason, error
+
+    def __repr__(self) -> str:
+        return f"Sequence({len(self.tokens)} tokens, {self.num_computed} computed)"
+
+
+class Request:
+    """A prompt, the parameters of its continuation, and the sequences that continue it.
+
+    The `live` sequences are not finished. They have the same length unless drafts were accepted for some of them. While
+    the request waits, no sequence is in memory. Then the first sequence alone computes the `num_common` tokens with
+    which all sequences begin. Once these tokens are computed, all sequences are in memory (`forked`).
+
+    Args:
+        ends: all tokens that end a sequence.
+        seed: of all draws.
+    """
+
+    def __init__(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        tokenizer: Any,
+        ends: frozenset[int] = frozenset(),
+        seed: int = 0,
+    ) -> None:
+        self.prompt, self.sampling, self.tokenizer = prompt, sampling, tokenizer
+        self.ends, self.seed = ends, seed
+        self.id = -1  # not added yet
+        self.listener: Listener | None = None
+        self.width = sampling.width  # the most sequences at once
+        self.longest = len(prompt) + sampling.max_tokens  # the most tokens of a sequence
+        self.most_slots = self.longest - 1  # the last token needs no slot, because no token attends to it
+        self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
+        for sequence in self.live:
+            sequence.counts = TokenCounts.wanted(sampling, sequence.tokens, len(prompt))
+            if tokenizer is not None and sampling.beam_width == 1:
+                sequence.text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
+        self.finished: list[Sequence] = []
+        self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
+        self.error: str | None = None  # why a beam search ended early
+        self.common: TokenBlocks | None = None  # the common tokens, while the request waits
+        self.num_common = 0
+        self.forked = False
+        self.num_cached_tokens: int | None = None
+
+    @property
+    def seats(self) -> int:
+        """The number of sequences that the request may still have at once. A sample that has ended needs no seat."""
+        return self.width if self.width > self.sampling.n else len(self.live)
+
+    def common_tokens(self) -> list[int]:
+        """Return the tokens with which all live sequences begin: at least the prompt.
+
+        If the sequences have different lengths, the newest token of the shortest is left out. It computes that itself.
+        """
+        first, *others = (sequence.tokens for sequence in self.live)
+        lengths = {len(sequence.tokens) for sequence in self.live}
+        length = min(lengths) - (len(lengths) > 1)
+        for other in others:
+            length = next((i for i in range(length) if first[i] != other[i]), length)
+        return first[:length]
+
+    def in_memory(self) -> list[Sequence]:
+        """Return the sequences that hold memory while the request runs."""
+        return self.live if self.forked else self.live[:1]
+
+
+class Chunk(NamedTuple):
+    """The tokens start … stop − 1 of a sequence, which one step computes. The last of them may be drafts."""
+
+    request: Request
+    sequence: Sequence
+    start: int
+    stop: int
+    drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that the step computes."""
+        return [*self.sequence.tokens[self.start : self.stop], *self.drafts]
+
+    @property
+    def num_logits(self) -> int:
+        """The number of its last tokens that give logits: the newest token of the sequence, and each draft."""
+        return max(0, self.stop - len(self.sequence.tokens) + 1)
