@@ -20,4 +20,4 @@ USER 1000
 # make uses this interpreter and makes no .venv.
 ENV PYTHON=/usr/local/bin/python
 EXPOSE 8888
-CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", "lessons"]
+CMD ["make", "lab", "LAB=--ip=0.0.0.0 --no-browser"]

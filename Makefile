@@ -15,7 +15,7 @@ ifneq ($(shell test -w "$$HOME" && echo writable),writable)
 export HOME := $(shell mkdir -p build/home)$(CURDIR)/build/home
 endif
 
-.PHONY: help environment lessons try lint stored solved quick test test-full bench rehearse gpu-check lab refresh book clean
+.PHONY: help environment lessons try lint stored again quick test test-full bench rehearse gpu-check lab changes refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
@@ -26,7 +26,8 @@ help:
 	@echo "make bench      what things cost on a CPU, as ratios of one run"
 	@echo "make rehearse   the kernels' tests and the lessons as if there were a GPU (SM=8.0: an A100; TESTS=tests/...)"
 	@echo "make gpu-check  what there is to know about this machine's GPU, in ten minutes (MINUTES=30: all of it)"
-	@echo "make lab        open the lessons in JupyterLab"
+	@echo "make lab        open your own copy of the lessons, my_lessons, in JupyterLab"
+	@echo "make changes    what the course has changed in the lessons that you have written in"
 	@echo "make book       render the book from the stored outputs"
 	@echo "make refresh    run the committed lessons again, in place (REMEASURE=1: timings too)"
 	@echo "make clean      remove build/ and .venv/"
@@ -51,10 +52,10 @@ WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 
 test: environment
 	$(PY) -m compileall -q --invalidation-mode checked-hash src
-	$(MAKE) --no-print-directory -j 2 lint stored solved book
+	$(MAKE) --no-print-directory -j 2 lint stored again book
 	PAGEWISE_BOOK=build/book $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
 	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n $(CORES) \
-		--dist loadscope --no-loadscope-reorder $$(ls -r build/solved/*.ipynb)
+		--dist loadscope --no-loadscope-reorder $$(ls -r build/again/*.ipynb)
 
 lint: environment
 	$(PY) -m ruff check .
@@ -63,8 +64,8 @@ lint: environment
 stored: environment
 	$(NOTEBOOKS) check lessons
 
-solved: environment
-	$(PY) src/repository/solved.py lessons build/solved
+again: environment
+	$(PY) src/repository/again.py lessons build/again
 
 quick: lint
 	$(PY) -m pytest -q --quick -n $(CORES) --dist worksteal -p no:nbval
@@ -103,8 +104,14 @@ MINUTES ?= 10
 gpu-check: environment
 	@$(PY) -m pagewise.tools.gpu_check --minutes $(MINUTES)
 
+LAB ?=
+
 lab: environment
-	$(PY) -m jupyter lab lessons
+	@$(PY) src/repository/my_lessons.py
+	$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/my_lessons/01_naive_attention.ipynb $(LAB)
+
+changes: environment
+	@$(PY) src/repository/my_lessons.py changes
 
 refresh: environment
 	@$(NOTEBOOKS) refresh lessons $(if $(REMEASURE),--remeasure)

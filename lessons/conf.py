@@ -33,6 +33,7 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = [str(ROOT / "lessons" / "_static")]
 html_css_files = ["pagewise.css"]
+html_js_files = ["pagewise.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

@@ -3,6 +3,8 @@
 A lesson is one or two notebooks: `NN_name.ipynb`, and `NN_name_in_depth.ipynb` for an optional second sitting.
 """
 
+import ast
+import itertools
 import json
 import re
 
@@ -10,8 +12,13 @@ import pytest
 
 pytest.importorskip("nbformat", reason="notebooks run with the extra `lessons`")
 
+from again import JUDGES
+
 from conftest import ROOT
 from notebooks import FOLDED
+from pagewise.exercises.checkers import BY_NAME
+from pagewise.exercises.code import body
+from pagewise.exercises.cuda import CudaExercise
 from pagewise.tools.claims import ledger, slug, stored
 
 NOTEBOOKS = sorted((ROOT / "lessons").glob("*.ipynb"))
@@ -97,3 +104,58 @@ def test_a_claim_has_one_row_in_the_whole_course():
 
 def test_the_ledger_is_up_to_date():
     assert (ROOT / "lessons" / "claims.md").read_text() == ledger(ROOT / "lessons"), "run: make refresh"
+
+
+@each_notebook
+def test_the_output_that_answers_a_guess_is_folded(notebook):
+    """It is the output of the cells after the guess, or after one more text that leads to them."""
+    all_cells = cells(notebook)
+    for i, cell in enumerate(all_cells):
+        if "**Guess.**" in cell["source"]:
+            after = all_cells[i + 1 + (all_cells[i + 1]["cell_type"] == "markdown") :]
+            for answer in itertools.takewhile(lambda each: each["cell_type"] == "code", after):
+                if answer["outputs"] and not JUDGES.search(answer["source"]):
+                    assert {"hide-output", "hide-cell"} & set(answer["metadata"]["tags"]), answer["source"]
+
+
+@each_notebook
+def test_the_set_up_cell_imports_what_later_cells_use_of_the_first_cell(notebook):
+    """After a restart a reader runs the set-up cell, and not the first cell again."""
+    first, set_up, *later = ([*names_of(cell["source"])] for cell in cells(notebook, "code"))
+    imported = {name for name, kind in first if kind == "imported"}
+    used = {name for cell in later for name, kind in cell if kind == "used"}
+    assert imported & used <= {name for name, kind in set_up if kind == "imported"}
+
+
+def names_of(source):
+    """Yield (name, "imported" or "used") for the names in a code cell."""
+    if source.startswith("%%"):
+        return
+    for node in ast.walk(ast.parse(re.sub(r"^[%!].*", "", source, flags=re.MULTILINE))):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((alias.asname or alias.name, "imported") for alias in node.names)
+        elif isinstance(node, ast.Name):
+            yield node.id, "used"
+
+
+@each_notebook
+def test_an_unsolved_exercise_shows_the_text_of_the_package_and_no_hint(notebook):
+    code = cells(notebook, "code")
+    for before, cell in itertools.pairwise(code):
+        if judged := JUDGES.search(cell["source"]):
+            exercise = BY_NAME[judged[1]]
+            if isinstance(exercise, CudaExercise):
+                assert before["source"].split("\n", 1)[1].strip() == exercise.stub.strip()
+            else:
+                assert body(cell["source"]) == body(exercise.stub)
+            shown = "".join(cell["outputs"][0]["data"]["text/markdown"])
+            assert shown.startswith("**Not yet:** the smallest case that fails")
+            assert shown.endswith(f'`check.hint("{exercise.name}")` gives a hint.')
+            assert not [title for title, mistake in exercise.mistakes.items() if mistake.hint in shown]
+
+
+@each_notebook
+def test_a_notebook_with_exercises_shows_the_progress_after_them(notebook):
+    sources = [cell["source"] for cell in cells(notebook, "code")]
+    judging = [i for i, source in enumerate(sources) if JUDGES.search(source)]
+    assert not judging or "check.progress()" in sources[judging[-1] + 1 :]

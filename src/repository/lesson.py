@@ -21,7 +21,7 @@ class Shell:
     """The part of IPython's shell that lessons use: cell magics, and names bound in the notebook."""
 
     def __init__(self, namespace: dict[str, object]) -> None:
-        self.push = namespace.update
+        self.user_ns, self.push = namespace, namespace.update
         self.magics: dict[str, Callable[[str, str], None]] = {}
 
     def register_magic_function(self, function: Callable[[str, str], None], kind: str) -> None:

@@ -1,6 +1,7 @@
-"""Run, refresh and check the lessons: `python src/repository/notebooks.py run|refresh|check FOLDER …`."""
+"""Run, refresh and check the lessons: `python src/repository/notebooks.py run|refresh|check FOLDER-OR-FILE …`."""
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ METADATA = {
 MACHINE_PATH = re.compile(r"(?<![\w./])/(?:home|root|tmp|usr|work|opt|mnt|Users|content)/[\w.]")
 UNCOMPARED = "nbval-ignore-output"
 FOLDED = {"hide-cell", "hide-input"}  # tags of cells whose source is folded, in the book and in Jupyter
+HIDDEN = {"hide-output"}  # tags of cells whose output is folded
 TIMEOUT = 1200  # seconds for one cell
 
 
@@ -37,7 +39,7 @@ def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
     start = time.perf_counter()
     try:
         client.execute()
-        notebook.metadata["pagewise"] = {"measured": _digest(notebook)}
+        notebook.metadata["pagewise"] = {"measured": _digests(notebook)}
         problem = ""
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         problem = f"{path.name}: {error}"  # nbclient's message holds the cell's source and the traceback
@@ -45,8 +47,11 @@ def execute(path: Path) -> tuple[NotebookNode | None, int, float, str]:
 
 
 def execute_all(folder: Path, jobs: int, keep) -> bool:
-    """Execute the notebooks of `folder`, `jobs` at a time, with a line for each, and call `keep(path, notebook)`."""
-    paths = sorted(folder.glob("*.ipynb"))
+    """Execute the notebooks of `folder`, `jobs` at a time, with a line for each, and call `keep(path, notebook)`.
+
+    `folder` may also be one notebook.
+    """
+    paths = [folder] if folder.is_file() else sorted(folder.glob("*.ipynb"))
     if not paths:
         sys.exit(f"{folder} holds no notebooks")
     problems = []
@@ -77,25 +82,41 @@ def run(folder: Path, out: Path) -> bool:
 def refresh(folder: Path, *, remeasure: bool) -> bool:
     """Execute all notebooks in place, one at a time so that they do not disturb each other's timings.
 
-    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are, unless the notebook's code has
-    changed since they were measured, or `remeasure` is set.
+    Outputs that depend on time or device (tagged nbval-ignore-output) stay as they are, unless the code of their cell
+    has changed since they were measured, or `remeasure` is set. A cell that uses names of such a changed cell, as a
+    figure of its timings does, is measured again with it.
     """
 
     def keep(path: Path, notebook: NotebookNode) -> None:
         stored = nbformat.read(path, as_version=4)
-        if not remeasure and stored.metadata.get("pagewise") == notebook.metadata["pagewise"]:
-            for old, new in zip(stored.cells, notebook.cells, strict=True):
-                if UNCOMPARED in new.metadata.get("tags", []):
-                    new.outputs = old.outputs
+        if not remeasure:
+            _keep_measured(stored, notebook)
         write(notebook, path)
 
     return execute_all(folder, 1, keep)
 
 
-def _digest(notebook: NotebookNode) -> str:
-    """Return a digest of all code cells. Outputs belong to this code."""
-    code = "\0".join(c.source for c in notebook.cells if c.cell_type == "code")
-    return hashlib.sha256(code.encode()).hexdigest()[:16]
+def _digests(notebook: NotebookNode) -> list[str]:
+    """Return a digest of each cell whose output depends on time or device. The stored output belongs to this code."""
+    return [hashlib.sha256(cell.source.encode()).hexdigest()[:16] for cell in _measuring(notebook)]
+
+
+def _measuring(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if UNCOMPARED in cell.metadata.get("tags", [])]
+
+
+def _keep_measured(stored: NotebookNode, fresh: NotebookNode) -> None:
+    """Give the cells of `fresh` that measure the stored outputs, as far as these belong to the same code."""
+    was, now = (each.metadata.get("pagewise", {}).get("measured", []) for each in (stored, fresh))
+    if len(was) != len(now):
+        return
+    changed: set[str] = set()  # names that a changed cell binds
+    for old, new, before, after in zip(_measuring(stored), _measuring(fresh), was, now, strict=True):
+        names = [node for node in ast.walk(ast.parse(new.source)) if isinstance(node, ast.Name)]
+        if before == after and not changed & {name.id for name in names}:
+            new.outputs = old.outputs
+        else:
+            changed |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
 
 
 def write(notebook: NotebookNode, path: Path) -> None:
@@ -109,8 +130,9 @@ def canonical(notebook: NotebookNode) -> str:
     for number, cell in enumerate(notebook.cells, 1):
         tags = cell.metadata.get("tags")
         metadata = {"tags": tags} if tags else {}
-        if FOLDED & set(tags or ()):
-            metadata["jupyter"] = {"source_hidden": True}
+        folds = {"source_hidden": FOLDED, "outputs_hidden": HIDDEN}
+        if folded := {fold: True for fold, of in folds.items() if of & set(tags or ())}:
+            metadata["jupyter"] = folded
         kept = {"cell_type": cell.cell_type, "id": f"cell-{number:03}", "metadata": metadata, "source": cell.source}
         if cell.cell_type == "code":
             kept |= {"execution_count": cell.execution_count, "outputs": _outputs(cell.outputs)}

@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import linecache
 import random
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.request import Chunk, Sequence
 from pagewise.engine.sampling import Row, sample
-from pagewise.exercises import check, mistakes, show, solutions
+from pagewise.exercises import check, mistakes, progress, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
 from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
@@ -73,7 +74,8 @@ def test_a_natural_mistake_gets_its_own_hint(name):
     for i, (title, (theirs, hint)) in enumerate(mistakes[name].items()):
         verdict = judge(name, built_together(name, i, theirs) if name in CUDA else theirs)
         assert not verdict.right, title
-        assert [other for other in hints if other in verdict.message] == [hint], title
+        assert [other for other in hints if other in verdict.hint] == [hint], title
+        assert hint == check.hint(name)
 
 
 def built_together(name: str, number: int, source: str) -> CudaKernel:
@@ -172,13 +174,52 @@ def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():
     assert right._repr_markdown_().startswith("**Right:** ")
 
 
-def test_progress_names_what_is_done():
+def test_a_stub_gets_no_hint_until_the_reader_asks_or_writes():
+    text, cell = BY_NAME["merge"].stub, "<cell>"
+    linecache.cache[cell] = (len(text), None, text.splitlines(keepends=True), cell)
+    names = {}
+    exec(compile(text, cell, "exec"), names)
+    verdict = judge("merge", names["merge"])
+    assert verdict.hint
+    assert verdict.hint not in verdict.message
+    assert verdict.message.endswith('`check.hint("merge")` gives a hint.')
+    assert check.hint("merge") == verdict.hint
+    theirs = mistakes["merge"]["normalised"]
+    assert judge("merge", theirs[0]).message.endswith(theirs[1])
+    assert check.hint("merge") == theirs[1]
+    with pytest.raises(AttributeError, match="no exercise 'mergee'"):
+        check.hint("mergee")
+
+
+def test_solutions_and_mistakes_are_mappings():
+    assert set(solutions) == set(mistakes) == set(check.names())
+    assert len(solutions) == len(mistakes) == len(check.names())
+    assert "merge" in solutions
+    assert "softmax" not in solutions
+    assert solutions.get("softmax") is None
+    with pytest.raises(KeyError):
+        solutions["softmax"]
+
+
+def test_progress_names_what_is_solved_and_is_kept_in_the_folder_of_a_reader(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(progress, "_session", set())
     judge("causal_mask", solutions["causal_mask"])
     judge("merge", lambda a, b: None)
-    lines = repr(check.progress()).splitlines()
-    assert [line.split("   ")[0] for line in lines] == [f"lesson {i}" for i in range(1, 11)]
+    *lines, last = repr(check.progress()).splitlines()
+    assert [line.split("   ")[0] for line in lines] == [f"lesson {i:2}" for i in range(1, 11)]
     assert "✓ causal_mask" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
+    assert last.startswith("This list ends with the kernel.")
+    assert list(tmp_path.iterdir()) == []
+    names = {f"Lesson {number}": [each.name for each in exercises] for number, exercises in LESSONS.items()}
+    (tmp_path / "progress.md").write_text(progress.listed(names, done=set()))
+    for name in names["Lesson 3"]:
+        judge(name, solutions[name])
+    monkeypatch.setattr(progress, "_session", set())  # as after a restart
+    lines = repr(check.progress()).splitlines()
+    assert [line.count("✓") for line in lines] == [0, 0, 3, 0, 0, 0, 0, 0, 0, 0]
+    assert "## ✓ Lesson 3\n" in (tmp_path / "progress.md").read_text()
 
 
 def test_an_unknown_exercise_names_those_there_are():

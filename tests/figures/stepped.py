@@ -15,6 +15,11 @@ def captions(steps):
     return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
 
 
+def untrusted(markup):
+    """Return what GitHub, and Jupyter in a notebook that it does not trust, leave of HTML."""
+    return re.sub(r"<(script|style)\b.*?</\1>| hidden\b", "", markup, flags=re.DOTALL)
+
+
 @contextmanager
 def figures_drawn(module):
     """Yield the list of the figures that steppers of a module draw, one for each step. They are not rendered."""

@@ -108,22 +108,28 @@ def test_failing_cell_is_shown_with_source_and_traceback_and_fails_the_command(t
 
 @pytest.mark.slow
 @needs_a_kernel
-def test_refresh_measures_again_only_when_code_changed_or_when_asked(tmp_path):
+def test_refresh_measures_again_only_what_a_changed_cell_measures_or_when_asked(tmp_path):
+    timed = ("nbval-ignore-output",)
     path = save(
         tmp_path,
         code("import time", count=None),
-        code("print(time.perf_counter())", tags=("nbval-ignore-output",), count=None),
+        code("seconds = time.perf_counter()\nprint(seconds)", tags=timed, count=None),
+        code("print(f'figure of {seconds}')", tags=timed, count=None),
+        code("print(time.perf_counter())", tags=timed, count=None),
         code("print('steady')", count=None),
     )
 
-    def refreshed(*, remeasure: bool = False) -> tuple[str, str]:
-        """Return the file and the time in it."""
-        assert notebooks.refresh(tmp_path, remeasure=remeasure)
-        return path.read_text(), nbformat.read(path, as_version=4).cells[1].outputs[0].text
+    def refreshed(file: Path = tmp_path, *, remeasure: bool = False) -> list[str]:
+        assert notebooks.refresh(file, remeasure=remeasure)
+        return [cell.outputs[0].text for cell in nbformat.read(path, as_version=4).cells[1:4]]
 
     first = refreshed()
+    text = path.read_text()
     assert refreshed() == first
-    again = refreshed(remeasure=True)
-    assert again[1] != first[1]
-    path.write_text(path.read_text().replace("import time", "import time  # changed"))
-    assert refreshed()[1] != again[1]
+    assert path.read_text() == text
+    path.write_text(text.replace("import time", "import time  # changed"))
+    assert refreshed(path) == first
+    path.write_text(path.read_text().replace("print(seconds)", "print(1 * seconds)"))
+    again = refreshed()
+    assert [new == old for new, old in zip(again, first, strict=True)] == [False, False, True]
+    assert not set(refreshed(remeasure=True)) & set(again)

@@ -16,7 +16,10 @@ from cudascope.kernels.cuda import CudaKernel
 
 
 def cuda(line: str, cell: str) -> None:
-    """The cell magic. Binds the kernel in the notebook; a compiler's complaint is shown without Python's traceback."""
+    """The cell magic. Binds the kernel in the notebook; a compiler's complaint is shown without Python's traceback.
+
+    After such a complaint the name is not bound, so that no later cell runs the kernel that it named before.
+    """
     words = line.split()
     first_define = next((i for i, word in enumerate(words) if word.startswith("-D")), len(words))
     name, defines = " ".join(words[:first_define]), words[first_define:]
@@ -29,6 +32,7 @@ def cuda(line: str, cell: str) -> None:
         torch = sys.modules.get("torch")
         kernel.compile("cuda" if torch is not None and torch.cuda.is_available() else "cpu")
     except (CompileError, ValueError) as error:
+        get_ipython().user_ns.pop(bound_name, None)
         message = f"{type(error).__name__}: {error}"
         error._render_traceback_ = lambda: [message]  # what IPython shows
         raise

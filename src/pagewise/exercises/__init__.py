@@ -2,10 +2,11 @@
 
     check.causal_mask()                   # prints the task
     check.causal_mask(theirs)             # Verdict(right, message): right, or the smallest failing case and a hint
-    check.progress()                      # what is done in this session
+    check.hint("causal_mask")             # the hint for the last answer, or for the text to start from
+    check.progress()                      # what is solved; on disk, in the folder that `make lab` makes
     show("causal_mask")                   # the solution, as a block of code
 
-`solutions` and `mistakes` hold by name a right answer and the natural wrong ones, each with its hint.
+`solutions` and `mistakes` are mappings: name → a right answer, and name → the natural wrong ones, each with its hint.
 """
 
 from pagewise.exercises.checkers import Catalogue, Checkers, show

@@ -1,6 +1,6 @@
 """The checkers of the exercises, `check.<name>`, and the solutions and mistakes by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from pagewise.exercises import (
     lesson_1,
@@ -8,16 +8,12 @@ from pagewise.exercises import (
     lesson_3,
     lesson_4,
     lesson_5,
-    lesson_5_attention,
     lesson_6,
-    lesson_6_loops,
     lesson_7,
     lesson_8,
-    lesson_8_products,
     lesson_9,
-    lesson_9_batch,
-    lesson_9_engine,
     lesson_10,
+    progress,
 )
 from pagewise.exercises.exercise import Exercise
 
@@ -26,11 +22,11 @@ LESSONS: dict[int, list[Exercise]] = {
     2: lesson_2.EXERCISES,
     3: lesson_3.EXERCISES,
     4: lesson_4.EXERCISES,
-    5: [*lesson_5.EXERCISES, *lesson_5_attention.EXERCISES],
-    6: [*lesson_6.EXERCISES, *lesson_6_loops.EXERCISES],
+    5: lesson_5.EXERCISES,
+    6: lesson_6.EXERCISES,
     7: lesson_7.EXERCISES,
-    8: [*lesson_8.EXERCISES, *lesson_8_products.EXERCISES],
-    9: [*lesson_9.EXERCISES, *lesson_9_batch.EXERCISES, *lesson_9_engine.EXERCISES],
+    8: lesson_8.EXERCISES,
+    9: lesson_9.EXERCISES,
     10: lesson_10.EXERCISES,
 }
 BY_NAME = {exercise.name: exercise for exercises in LESSONS.values() for exercise in exercises}
@@ -51,13 +47,20 @@ class Checkers:
         """Return the names of all exercises, in the order of the lessons."""
         return list(BY_NAME)
 
+    def hint(self, name: str) -> "Text":
+        """Return the hint for the last wrong answer to an exercise, or for the text that the reader starts from."""
+        return Text(getattr(self, name).hint())
+
     def progress(self) -> "Text":
-        """Return the exercises that are done in this session."""
+        """Return the exercises that are solved: now, or earlier in the folder that `make lab` made."""
+        done = progress.solved()
         lines = []
         for lesson, exercises in LESSONS.items():
-            names = "  ".join(f"{'✓' if exercise.done else '·'} {exercise.name}" for exercise in exercises)
-            done = sum(exercise.done for exercise in exercises)
-            lines.append(f"lesson {lesson}   {done} of {len(exercises)}   {names}")
+            names = "  ".join(f"{'✓' if exercise.name in done else '·'} {exercise.name}" for exercise in exercises)
+            count = sum(exercise.name in done for exercise in exercises)
+            lines.append(f"lesson {lesson:2}   {count} of {len(exercises)}   {names}")
+        if not progress.is_kept():
+            lines.append("This list ends with the kernel. In the lessons that `make lab` opens, it is kept on disk.")
         return Text("\n".join(lines))
 
 
@@ -80,7 +83,7 @@ def show(name: str) -> Folded:
     return Folded(BY_NAME[name].solution)
 
 
-class Catalogue:
+class Catalogue(Mapping[str, object]):
     """One property of every exercise, by the exercise's name. It is computed at each access."""
 
     def __init__(self, what: Callable[[Exercise], object]) -> None:
@@ -88,3 +91,12 @@ class Catalogue:
 
     def __getitem__(self, name: str) -> object:
         return self._what(BY_NAME[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(BY_NAME)
+
+    def __len__(self) -> int:
+        return len(BY_NAME)
+
+    def __repr__(self) -> str:
+        return f"{len(self)} exercises: {', '.join(self)}"

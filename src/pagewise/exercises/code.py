@@ -1,6 +1,9 @@
 """Source text of exercises: a solution with gaps, and a mistake as edits of the solution."""
 
+import ast
+import inspect
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,3 +41,28 @@ def edited(source: str, *edits: tuple[str, str]) -> str:
         assert old in source, f"no {old!r} in this source"
         source = source.replace(old, new)
     return source
+
+
+def same_function(function: Callable, source: str) -> bool:
+    """Return whether `function` has the body of the last function of `source`, docstrings and names aside.
+
+    False, too, if the source of `function` is not known.
+    """
+    try:
+        theirs = inspect.getsource(function)
+    except (OSError, TypeError):
+        return False
+    return body(theirs) == body(source)
+
+
+def body(source: str) -> list[str] | None:
+    """Return the statements of the last function of a source text, without its docstring. None if there is none."""
+    try:
+        tree = ast.parse(textwrap.dedent(source))
+    except SyntaxError:  # the line of a lambda need not be a statement
+        return None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if not functions:
+        return None
+    has_docstring = ast.get_docstring(functions[-1]) is not None
+    return [ast.dump(statement) for statement in functions[-1].body[has_docstring:]]

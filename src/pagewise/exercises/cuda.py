@@ -45,6 +45,9 @@ class CudaExercise(Exercise):
         built = self._in_worker(None, theirs, BUILD_SECONDS)
         return built.message if isinstance(built, Raised) else None
 
+    def is_stub(self, theirs: CudaKernel | Program | str) -> bool:
+        return self._program(theirs).source.strip() == self.stub.strip()
+
     def outcome(self, case: Case, theirs: CudaKernel | Program | str) -> object:
         built = self._in_worker(None, theirs, BUILD_SECONDS)
         return built if isinstance(built, Raised) else self._in_worker(self.cases.index(case), theirs, RUN_SECONDS)

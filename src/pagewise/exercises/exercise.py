@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pagewise.exercises.attempts import attempt
 from pagewise.exercises.code import edited
+from pagewise.exercises.progress import keep
 from pagewise.exercises.values import Raised, difference, text
 
 NO_ANSWER = ("time", ("no answer",))  # kinds of Raised that say nothing about the mistake
@@ -34,6 +35,7 @@ class Verdict:
 
     right: bool
     message: str
+    hint: str = ""  # what to look at in a wrong answer; the message has it too, unless the answer is the stub
 
     def __bool__(self) -> bool:
         return self.right
@@ -60,15 +62,21 @@ class Exercise:
     cases: Sequence[Case]
     listed: Sequence[str | tuple[str, str]]  # per mistake: "title: hint", then the edits of the solution that make it
     praise: str  # the message for a right answer
-    done: bool = False
+    last: Verdict | None = None  # of the last answer
 
     def __call__(self, theirs: object = _NOTHING) -> Verdict | None:
         if theirs is _NOTHING:
             print(self.stub)
             return None
-        verdict = self._judge(theirs)
-        self.done |= verdict.right
-        return verdict
+        self.last = self._judge(theirs)
+        if self.last.right:
+            keep(self.name)
+        return self.last
+
+    def hint(self) -> str:
+        """Return the hint for the last answer if it was wrong. Without an answer, return the hint for the stub."""
+        verdict = self._judge(self.answer(self.stub)) if self.last is None else self.last
+        return verdict.hint or verdict.message
 
     def __repr__(self) -> str:
         return f"check.{self.name}(theirs); check.{self.name}() prints the task"
@@ -79,6 +87,10 @@ class Exercise:
 
     def refuses(self, theirs: object) -> str | None:
         """Return why this cannot be an answer at all, or None."""
+        raise NotImplementedError
+
+    def is_stub(self, theirs: object) -> bool:
+        """Return whether this answer is still the stub."""
         raise NotImplementedError
 
     def outcome(self, case: Case, theirs: object) -> object:
@@ -108,7 +120,8 @@ class Exercise:
 
     def unnamed(self, got: object, found: str) -> str:
         """Return the hint for a wrong answer that matches no known mistake."""
-        return "" if isinstance(got, Raised) else f"{found[0].upper()}{found[1:]}."
+        sentence = found.replace("the result", "The result", 1) if found.startswith("the result") else found
+        return "" if isinstance(got, Raised) else f"{sentence}."
 
     def _judge(self, theirs: object) -> Verdict:
         if refusal := self.refuses(theirs):
@@ -119,8 +132,9 @@ class Exercise:
             if found := _differs(must, outcomes[-1]):
                 hint = self._hint_of_a_mistake(theirs, outcomes) or self.unnamed(outcomes[-1], found)
                 shown = _shown(case.what.replace("{name}", self.name), must, outcomes[-1])
-                message = f"the smallest case that fails\n\n{shown}\n\n{hint}"
-                return Verdict(False, f"Not yet: {message.rstrip()}")
+                said = f'`check.hint("{self.name}")` gives a hint.' if self.is_stub(theirs) else hint
+                message = f"the smallest case that fails\n\n{shown}\n\n{said}"
+                return Verdict(False, f"Not yet: {message.rstrip()}", hint)
         return Verdict(True, f"Right: {self.praise}")
 
     def _hint_of_a_mistake(self, theirs: object, outcomes: list[object]) -> str | None:

@@ -55,6 +55,7 @@ SAFE_SOFTMAX = python_exercise(
     ],
     "no score overflows, and a query that sees no key gets zeros.",
     imports="import torch\nfrom torch import Tensor",
+    start="return scores.exp() / scores.exp().sum(dim=-1, keepdim=True)",
 )
 
 
@@ -88,6 +89,7 @@ CAUSAL_MASK = python_exercise(
     ],
     "the last query sees every key, whatever T and S are.",
     imports="import torch\nfrom torch import Tensor",
+    start="return torch.ones(T, S).tril().bool()",
 )
 
 
@@ -156,6 +158,10 @@ LEAST_TIME = python_exercise(
     ],
     "the slower of arithmetic and memory sets the time.",
     imports="from pagewise.tools.roofline import Gpu",
+    start="""\
+B, H, Hkv, T, S, D = shape
+flops = 4 * B * H * T * S * D
+return 1e6 * flops / gpu.peak_flops""",
 )
 
 EXERCISES = [SAFE_SOFTMAX, CAUSAL_MASK, LEAST_TIME]

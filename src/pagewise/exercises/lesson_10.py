@@ -54,6 +54,7 @@ RING_STEP = python_exercise(
         ("(rank + 1) % n, (rank - 1) % n", "(rank + step + 1) % n, (rank - step - 1) % n"),
     ],
     "after n steps, every process has had every block, and each block has travelled n − 1 times.",
+    start="return rank, rank + 1, rank - 1  # yours",
 )
 
 
@@ -90,6 +91,7 @@ ZIGZAG_POSITIONS = python_exercise(
         (_SECOND, "range(S - r * c - 1, S - (r + 1) * c - 1, -1)"),
     ],
     "an early piece sees little and a late piece sees much, and every process has as much of both.",
+    start="return torch.arange(S).view(n, -1).tolist()  # yours",
 )
 
 
@@ -150,6 +152,9 @@ SENT_BYTES = python_exercise(
         ('"decode": (n - 1) * H', '"decode": H'),
     ],
     "only the ring and the all-to-all depend on S. Split decode sends as much for any length.",
+    start="""\
+share = S / n * D * 2  # of one head
+return {"ring": 2 * Hkv * share, "all-to-all": 0, "decode": 0}  # yours""",
 )
 
 
@@ -207,6 +212,10 @@ CAUSAL_RING = python_exercise(
     "this is ring attention in the zigzag order. The package's version differs in one point: its blocks travel.",
     imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.exercises.lesson_10 import ring_step, "
     "zigzag_positions\nfrom pagewise.online_softmax import merge_attention",
+    start="""\
+scores = q @ k.mT / q.shape[-1] ** 0.5  # yours
+out, lse = scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
+return out, lse.expand(n, *lse.shape)""",
 )
 
 EXERCISES = [RING_STEP, ZIGZAG_POSITIONS, SENT_BYTES, CAUSAL_RING]

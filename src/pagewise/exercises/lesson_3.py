@@ -214,6 +214,10 @@ ONE_PASS_KERNEL = TritonExercise(
         ("l = l * shrink + ", "l = l + "),
         "acc does not shrink: m rose with a later tile, and acc kept its old scale. Multiply acc by the factor of l.",
         ("acc = acc * shrink + ", "acc = acc + "),
+        "nothing shrinks: m rose with a later tile, and l and acc kept their old scale. Multiply both by "
+        "exp(m − m_new) before you add.",
+        ("l = l * shrink + ", "l = l + "),
+        ("acc = acc * shrink + ", "acc = acc + "),
         "only the last tile: The result depends on the last tile alone. Add to l and acc: do not overwrite them.",
         ("l = l * shrink + ", "l = "),
         ("acc = acc * shrink + ", "acc = "),

@@ -253,6 +253,7 @@ CACHED_TOKENS = python_exercise(
         ("max(longest, same)", "min(longest, same)"),
     ],
     "whole blocks with an equal past, and one token left for the query.",
+    start="return 0",
 )
 
 EXERCISES = [COPY_ON_WRITE, FIND_THE_LEAK, ATTEND_THROUGH_TABLE, CACHED_TOKENS]

@@ -1,5 +1,12 @@
-"""Exercises of lesson 9: a step of the scheduler, and preemption when blocks run out."""
+"""Exercises of lesson 9: the scheduler, preemption, the numbers of a batch, sampling, and the loop of an engine."""
 
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 
 
@@ -63,6 +70,12 @@ SCHEDULE_STEP = python_exercise(
         ("min(tokens, budget)", "1"),
         "nobody joins: Your batch is static. Look at `waiting`: requests join while other requests run.",
         ("max_running - len(running)", "0 if running else max_running"),
+        "decodes only: Your step computes no prompt. Requests with more than one token left get tokens too, and "
+        "waiting requests join.",
+        (f"{_SORTED} + admitted", "[each for each in running if each[1] == 1]"),
+        "nobody ever joins: Your step serves running requests only. Look at `waiting`: its requests join after them, "
+        "while fewer than `max_running` run.",
+        (f"{_SORTED} + admitted", _SORTED),
         "one newcomer a step: Your step lets one request join. Look at `waiting`: requests join until a limit is met.",
         ("max_running - len(running)", "min(1, max_running - len(running))"),
         "decoding for nothing: Your decoding requests cost no budget. Look at the budget: it counts every token of the "
@@ -164,4 +177,290 @@ PREEMPTED = python_exercise(
     "the oldest request always advances, so every request ends. A preempted request computes its tokens again.",
 )
 
-EXERCISES = [SCHEDULE_STEP, PREEMPTED]
+
+def step_inputs(chunks: list[tuple[int, int]], tables: list[list[int]], block_size: int) -> dict[str, list[int]]:
+    """Return the numbers of one step. Sequence i computes its tokens start … stop − 1, where (start, stop) = chunks[i].
+
+    "positions" and "slots" have a number for each of these tokens, sequence after sequence: its place in its text, and
+    the slot for its K and V. "seq_lens" has the number of keys of each sequence after the step has written its K and V.
+    "cu_seqlens_q" has the index of each sequence's first token in the flat row, and the length of the row at the end.
+    """
+    P, places = block_size, [(i, t) for i, (start, stop) in enumerate(chunks) for t in range(start, stop)]
+    return {
+        "positions": [t for _, t in places],
+        "slots": [tables[i][t // P] * P + t % P for i, t in places],
+        "seq_lens": [stop for _, stop in chunks],
+        "cu_seqlens_q": [0, *accumulate(stop - start for start, stop in chunks)],
+    }
+
+
+_SLOTS = "tables[i][t // P] * P + t % P for i, t in places"
+
+STEP_INPUTS = python_exercise(
+    step_inputs,
+    [
+        call([(0, 3)], [[0]], 4),
+        call([(0, 3)], [[2]], 4),
+        call([(3, 4)], [[2]], 4),
+        call([(5, 6)], [[2, 0]], 4),
+        call([(0, 2), (0, 1)], [[1], [3]], 4),
+        call([(5, 6), (0, 3), (2, 7)], [[4, 1], [0], [6, 2]], 4),
+        call([(3, 5), (0, 1)], [[3, 0, 4], [1]], 2),
+        call([(8, 9), (2, 3)], [[5, 0, 3], [1]], 4),
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with a list of (sequence, position) for all tokens of "
+        "the step.",
+        ("    P, places", "    return None\n    P, places"),
+        "positions from 0: The positions are wrong. Look at a chunk that begins in the middle: positions count from "
+        "the first token of the text.",
+        ("[t for _, t in places]", "[t - chunks[i][0] for i, t in places]"),
+        "slots from the chunk: Your slots overwrite older keys. Look at a chunk that begins in the middle: its slots "
+        "go by position.",
+        (_SLOTS, _SLOTS.replace("places", "[(i, t - chunks[i][0]) for i, t in places]")),
+        "places in the text: Your slots are positions. Look at the table: token t has the slot table[t // P] · P + t % "
+        "P.",
+        (_SLOTS, "t for _, t in places"),
+        "the block's first slot: All tokens of a block have the same slot. Add the offset t % P.",
+        (" + t % P", ""),
+        "tables cut off: Your newest tokens are in a wrong block. Look at the length of the tables: each table keeps "
+        "its own.",
+        ("t // P", "min(t // P, min(map(len, tables)) - 1)"),
+        "keys of the past only: `seq_lens` misses the keys of this step. Look at the order: a step writes K and V "
+        "before it reads.",
+        ("[stop for _, stop in chunks]", "[start for start, _ in chunks]"),
+        "queries for keys: `seq_lens` counts the queries of the step. Look at a chunk that begins in the middle: its "
+        "queries see the older keys too.",
+        ("[stop for _, stop in chunks]", "[stop - start for start, stop in chunks]"),
+        "no end: `cu_seqlens_q` is too short. Look at its end: the last number is the length of the flat row.",
+        ("start, stop in chunks)", "start, stop in chunks[:-1])"),
+        "no beginning: `cu_seqlens_q` is too short. Look at its beginning: the first sequence begins at 0.",
+        ("[0, *", "[*"),
+        "lengths, not sums: `cu_seqlens_q` holds lengths. “cu” is short for cumulative: add them up.",
+        ("*accumulate(", "*("),
+    ],
+    "the model and its attention need only these numbers to compute a step.",
+    imports="from itertools import accumulate",
+)
+
+
+def token_probabilities(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Return the probabilities [V] from which the next token is drawn. No two logits [V] are equal.
+
+    Take softmax(logits / temperature). Keep the `top_k` likeliest tokens (0: all), and scale them to sum to 1. Then
+    keep the fewest likeliest tokens whose probabilities sum to at least `top_p`, and scale them again. All other
+    tokens get 0. At temperature 0, the likeliest token gets 1.
+    """
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).to(logits.dtype)
+    p, order = torch.softmax(logits / temperature, dim=0).sort(descending=True)
+    if top_k:
+        p[top_k:] = 0
+    p = p / p.sum()
+    p[p.cumsum(0) - p >= top_p] = 0
+    return torch.zeros_like(p).scatter(0, order, p / p.sum())
+
+
+def _logits(*weights: float) -> Tensor:
+    """Return logits whose softmax is proportional to the weights."""
+    return torch.tensor(weights).log()
+
+
+_BY_TOP_P = "p[p.cumsum(0) - p >= top_p]"
+_IN_ORDER = "torch.zeros_like(p).scatter(0, order, p / p.sum())"
+_AS_THEY_COME = """\
+    in_order = torch.zeros_like(p).scatter(0, order, p)
+    p[(in_order.cumsum(0) - in_order)[order] >= top_p]"""
+_BEFORE_TEMPERATURE = """\
+    shares = torch.softmax(logits, dim=0)[order] * (p > 0)
+    shares = shares / shares.sum()
+    p[shares.cumsum(0) - shares >= top_p]"""
+
+TOKEN_PROBABILITIES = python_exercise(
+    token_probabilities,
+    [
+        call(_logits(10.0, 5.0, 3.0, 2.0), 1.0, 0, 1.0),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 0, 1.0),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 0.5, 0, 1.0),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 2, 1.0),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 0, 0.6),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 2, 0.6),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 1.0, 0, 0.1),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 0.5, 0, 0.6),
+        call(_logits(3.0, 10.0, 2.0, 5.0), 0.0, 2, 0.6),
+        call(_logits(8.0, 9.0, 7.0, 6.0, 30.0), 2.0, 4, 0.9),
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with torch.softmax(logits / temperature, dim=0).",
+        ("    if temperature == 0:", "    return None\n    if temperature == 0:"),
+        "multiplied: Your temperature works the wrong way. Divide the logits by it: a low temperature makes the "
+        "likeliest token likelier.",
+        ("logits / temperature", "logits * temperature"),
+        "nobody for 0: No token is left. Look at top_k = 0: it means no limit.",
+        ("    if top_k:\n        p[top_k:] = 0\n", "    p[top_k:] = 0\n"),
+        "not scaled: The sum of the probabilities is below 1. Scale the tokens that you kept.",
+        ("    p = p / p.sum()\n", "    shares = p / p.sum()\n"),
+        (_BY_TOP_P, "p[shares.cumsum(0) - shares >= top_p]"),
+        ("order, p / p.sum()", "order, p"),
+        "logits of 0: Dropped tokens still have a probability. Look at a logit of 0: its weight is e⁰ = 1, so a "
+        "dropped token needs −∞.",
+        (_IN_ORDER, f"torch.softmax(torch.where({_IN_ORDER} > 0, logits / temperature, 0.0), dim=0)"),
+        "sorted: Your probabilities are in falling order. Look at the end: put them back in the order of the tokens.",
+        (_IN_ORDER, "p / p.sum()"),
+        "the one that crosses: Your top_p drops one token too many. Look at the token with which the sum reaches "
+        "top_p: it stays.",
+        (_BY_TOP_P, "p[p.cumsum(0) > top_p]"),
+        "as they come: Your top_p keeps the first tokens, not the likeliest ones. Sort before you add up.",
+        (f"    {_BY_TOP_P}", _AS_THEY_COME),
+        "top_p of all tokens: Your top_p ignores top_k. Look between the two: the kept tokens are scaled to sum to 1.",
+        ("    p = p / p.sum()\n", ""),
+        "the temperature last: Your top_p ignores the temperature. Divide by the temperature before all other steps.",
+        (f"    {_BY_TOP_P}", _BEFORE_TEMPERATURE),
+        "divided by 0: Your function divides by a temperature of 0. Look at this case first: the likeliest token gets "
+        "1.",
+        ("temperature == 0", "False"),
+    ],
+    "with these three numbers, a request says how much its text may vary.",
+    imports="import torch\nfrom torch import Tensor",
+)
+
+
+def small_engine(
+    forward: Callable, requests: list[tuple], num_blocks: int, block_size: int, max_running: int, budget: int
+) -> list[list[int]]:
+    """Return the likeliest next tokens of each request (prompt, number of new tokens), from a continuous batch.
+
+    In each step, the `preempted` requests free their blocks and wait again, in front. The oldest waiting requests whose
+    tokens fit into the free blocks may join. `schedule_step` gives each request its chunk. Before `forward`, each
+    request in the step gets blocks for all its tokens. `forward(token_ids, tables, inputs)` takes the token ids of all
+    chunks, a block table per chunk, and `step_inputs`. It returns the logits after each chunk [B, V]. A request that
+    has all its tokens frees its blocks.
+    """
+    P, free = block_size, list(range(num_blocks))
+    tokens = [list(prompt) for prompt, _ in requests]
+    done, tables = [0] * len(requests), [[] for _ in requests]
+    waiting, running = list(range(len(requests))), []
+
+    def missing(i: int) -> int:  # blocks
+        return -(-len(tokens[i]) // P) - len(tables[i])
+
+    while waiting or running:
+        for i in preempted([(i, len(tables[i]), missing(i)) for i in running], len(free)):
+            free += tables[i]
+            tables[i], done[i] = [], 0
+            running.remove(i)
+            waiting.insert(0, i)
+        everyone = running + waiting
+        needed = dict(zip(everyone, accumulate(map(missing, everyone)), strict=True))
+        joining = [i for i in waiting if needed[i] <= len(free)]
+        left = [[(i, len(tokens[i]) - done[i]) for i in group] for group in (running, joining)]
+        step = schedule_step(*left, max_running, budget)
+        for i, _ in step:
+            if i in waiting:
+                waiting.remove(i)
+                running.append(i)
+            while missing(i):
+                tables[i].append(free.pop())
+        chunks = [(done[i], done[i] + count) for i, count in step]
+        token_ids = [t for (i, _), chunk in zip(step, chunks, strict=True) for t in tokens[i][slice(*chunk)]]
+        in_step = [tables[i] for i, _ in step]
+        logits = forward(token_ids, in_step, step_inputs(chunks, in_step, P))
+        for (i, count), row in zip(step, logits, strict=True):
+            done[i] += count
+            if done[i] == len(tokens[i]):
+                tokens[i].append(int(row.argmax()))
+            if len(tokens[i]) == len(requests[i][0]) + requests[i][1]:
+                free += tables[i]
+                running.remove(i)
+    return [all_tokens[len(prompt) :] for all_tokens, (prompt, _) in zip(tokens, requests, strict=True)]
+
+
+class PretendModel:
+    """A model for the checker: its slots hold tokens, and the next token depends on all tokens before it."""
+
+    def __init__(self, num_blocks: int, block_size: int, budget: int) -> None:
+        self.num_blocks, self.block_size, self.budget, self.steps = num_blocks, block_size, budget, 0
+        self.slots: dict[int, tuple[int, int]] = {}  # slot → (position, token)
+
+    def __call__(self, token_ids: list[int], tables: list[list[int]], inputs: dict[str, list[int]]) -> Tensor:
+        if not token_ids:
+            raise ValueError("a step has no tokens")
+        if len(token_ids) > self.budget:
+            raise ValueError(f"a step has {len(token_ids)} tokens, and the budget is {self.budget}")
+        if len(token_ids) != len(inputs["positions"]):
+            raise ValueError(f"a step has {len(token_ids)} token ids and {len(inputs['positions'])} positions")
+        blocks = [block for table in tables for block in table]
+        if len(set(blocks)) < len(blocks):
+            raise ValueError(f"two sequences have the same block: {tables}")
+        if not set(blocks) <= set(range(self.num_blocks)):
+            raise ValueError(f"a table names a block that does not exist: {tables}")
+        self.steps += 1
+        for slot, position, token in zip(inputs["slots"], inputs["positions"], token_ids, strict=True):
+            self.slots[slot] = position, token
+        return torch.stack([self._logits(table, n) for table, n in zip(tables, inputs["seq_lens"], strict=True)])
+
+    def _logits(self, table: list[int], length: int) -> Tensor:
+        P, likeliest = self.block_size, 7
+        for t in range(length):
+            position, token = self.slots.get(table[t // P] * P + t % P, (-1, 0))
+            likeliest = (31 * likeliest + token + 1 + (position != t)) % 89
+        return torch.nn.functional.one_hot(torch.tensor(likeliest), 89).float()
+
+
+def _served(requests: list[tuple[int, int]], *limits: int) -> Case:
+    """Return the case of requests (length of the prompt, new tokens). More steps than the solution takes are wrong."""
+    drawn = [([(11 * i + 3 * t) % 89 for t in range(length)], new) for i, (length, new) in enumerate(requests)]
+
+    def run(theirs: Callable) -> dict[str, object]:
+        ours, model = (PretendModel(*limits[:2], limits[3]) for _ in range(2))
+        small_engine(ours, drawn, *limits)
+        tokens = theirs(model, [(list(prompt), new) for prompt, new in drawn], *limits)
+        return {"tokens": tokens, "steps": max(ours.steps, model.steps)}
+
+    shown = ", ".join(f"({length} tokens, {new})" for length, new in requests)
+    blocks, P, seats, budget = limits
+    return Case(f"{{name}}(forward, [{shown}], {blocks}, {P}, {seats}, {budget})", run)
+
+
+SMALL_ENGINE = python_exercise(
+    small_engine,
+    [
+        _served([(3, 1)], 4, 4, 2, 8),
+        _served([(3, 4)], 4, 4, 2, 8),
+        _served([(3, 3), (5, 2)], 8, 4, 2, 16),
+        _served([(9, 3)], 4, 4, 2, 4),
+        _served([(3, 2), (2, 5), (4, 3), (6, 2)], 12, 4, 2, 16),
+        _served([(6, 10), (8, 10), (10, 10), (12, 10)], 12, 4, 4, 64),
+        _served([(7, 6), (13, 3), (2, 9), (5, 5), (9, 1)], 7, 4, 3, 6),
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with one request and one step: a table with enough "
+        "blocks, `step_inputs`, `forward`, and the argmax of row 0.",
+        ("    P, free", "    return None\n    P, free"),
+        "prompts too: Your lists begin with the prompts. Return the new tokens only.",
+        ("all_tokens[len(prompt) :]", "all_tokens"),
+        "a token after every chunk: A chunk in the middle of a prompt has logits, too, but the next token is known. "
+        "Look at the place where you append: only a chunk that ends at the last token gives a new one.",
+        ("            if done[i] == len(tokens[i]):\n    ", "            if True:\n    "),
+        "keys that are gone: A preempted request has lost its keys and values. Look at what you keep: its tokens stay, "
+        "and no token counts as computed.",
+        ("tables[i], done[i] = [], 0", "tables[i] = []"),
+        "blocks that never come back: A preempted request keeps its blocks. Look at `free` after `preempted`.",
+        ("            free += tables[i]\n            tables", "            tables"),
+        "blocks of the ended: A request that has ended keeps its blocks. Look at the end of the loop.",
+        ("                free += tables[i]\n", ""),
+        "a static batch: Your engine takes too many steps, because no request joins while others run. Look at the "
+        "waiting requests in each step.",
+        ("[i for i in waiting if", "[i for i in waiting if not running and"),
+        "one after the other: Your engine takes too many steps, because it serves one request at a time. Look at "
+        "`max_running`.",
+        ("(*left, max_running,", "(*left, 1,"),
+        "without a budget: Your engine computes whole prompts. Look at the chunks: the budget may cut them.",
+        ("(*left, max_running, budget)", "(*left, max_running, 10**6)"),
+    ],
+    "with a real model, this loop gives the tokens of `LLM`.",
+    imports="from collections.abc import Callable\nfrom itertools import accumulate\n\n"
+    "from pagewise.exercises.lesson_9 import preempted, schedule_step, step_inputs",
+)
+
+EXERCISES = [SCHEDULE_STEP, PREEMPTED, STEP_INPUTS, TOKEN_PROBABILITIES, SMALL_ENGINE]

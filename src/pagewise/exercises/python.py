@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pagewise.exercises.code import edited
+from pagewise.exercises.code import edited, same_function
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import text
 
@@ -19,9 +19,9 @@ class PythonExercise(Exercise):
     scope: dict[str, object] = field(default_factory=dict)
 
     def answer(self, source: str) -> Callable:
-        made: dict[str, Callable] = {}
-        exec(source, self.scope, made)
-        return list(made.values())[-1]
+        names = dict(self.scope)
+        exec(source, names)
+        return names[ast.parse(source).body[-1].name]
 
     def refuses(self, theirs: object) -> str | None:
         if callable(theirs):
@@ -29,6 +29,9 @@ class PythonExercise(Exercise):
         if theirs is None:
             return "the answer must be a function, got None."
         return f"the answer must be a function, got {type(theirs).__name__}: pass the function, not what it returns."
+
+    def is_stub(self, theirs: object) -> bool:
+        return same_function(theirs, self.stub)
 
 
 def python_exercise(
@@ -39,17 +42,19 @@ def python_exercise(
     *,
     name: str = "",
     imports: str = "",
+    start: str = "...",
     bug: Sequence[tuple[str, str]] = (),
 ) -> Exercise:
     """Return an exercise around `solution`, whose docstring is the task.
 
     `mistakes` has the form of `Exercise.listed`. The stub and the solution begin with the lines of `imports`. The stub
-    is the solution without its body. For a reader who looks for a mistake it is the solution after the edits of `bug`.
+    is the solution with the lines of `start` as its body. For a reader who looks for a mistake, it is the solution
+    after the edits of `bug`.
     """
     source = textwrap.dedent(inspect.getsource(solution)).rstrip()
     docstring = ast.parse(source).body[0].body[0]
-    head = "\n".join([*source.splitlines()[: docstring.end_lineno], "    ..."])
-    stub = edited(source, *bug) if bug else head
+    head = "\n".join(source.splitlines()[: docstring.end_lineno])
+    stub = edited(source, *bug) if bug else f"{head}\n{textwrap.indent(start, '    ')}"
     above = f"{imports}\n\n\n" if imports else ""
     scope = inspect.unwrap(solution).__globals__
     name = name or solution.__name__

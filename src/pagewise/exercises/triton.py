@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from pagewise.exercises.attempts import attempt
+from pagewise.exercises.code import same_function
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.tools.device import best_device, check_triton_device
 
@@ -41,6 +42,9 @@ class TritonExercise(Exercise):
         except (ValueError, RuntimeError) as error:
             return f"Triton cannot run here: {error}"
         return None
+
+    def is_stub(self, theirs: object) -> bool:
+        return same_function(theirs.fn, self.stub)
 
     def outcome(self, case: Case, theirs: object) -> object:
         return attempt(lambda: case.run(theirs), seconds=SECONDS, code=theirs)

@@ -35,7 +35,7 @@ def difference(expected: object, got: object, place: str = "") -> str | None:
         if not isinstance(got, tuple | list) or isinstance(got, str):
             return f"{subject} must be a {type(expected).__name__} of {len(expected)}, got {_kind(got)}"
         if len(got) != len(expected):
-            return f"{subject} must have {len(expected)} entries, got {len(got)}"
+            return f"{subject} must have {len(expected)} {'entry' if len(expected) == 1 else 'entries'}, got {len(got)}"
         parts = ((e, g, f"{place}[{i}]") for i, (e, g) in enumerate(zip(expected, got, strict=True)))
     else:
         return _number_difference(expected, got, subject)

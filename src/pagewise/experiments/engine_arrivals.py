@@ -33,6 +33,7 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.experiments.engine_workload import Workload
 from pagewise.tools.progress import progress
 from pagewise.tools.records import table
+from pagewise.tools.timing import rounds_at_most
 
 CHUNK = 128  # tokens of a step, in the engine that computes prompts in chunks
 LOADS = (0.25, 0.5, 0.75, 0.9, 1.1)  # default rates, as shares of the rate that continuous batching can serve
@@ -183,7 +184,9 @@ def sweep(
 
     Args:
         draw: prompts and sampling parameters of a run, by its number.
+        repeats: runs at each rate; fewer if `PAGEWISE_ROUNDS` in the environment says so.
     """
+    repeats = rounds_at_most(repeats) or repeats
     turns = [(rate, name, run) for rate in rates for run in range(repeats) for name in servers]
     runs: dict[tuple[str, float], list[list[Served]]] = {}
     for rate, name, run in progress(turns, "arrivals"):

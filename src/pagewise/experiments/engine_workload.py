@@ -14,6 +14,7 @@ from pagewise.engine.profile import Profile
 from pagewise.engine.sampling_params import SamplingParams
 from pagewise.tools.progress import progress
 from pagewise.tools.sizes import cdiv
+from pagewise.tools.timing import rounds_at_most
 
 Prompts = Literal["identical", "shared", "distinct", "mixed"]
 
@@ -130,8 +131,11 @@ def compare(
     """Have a workload served by each server in turn, so that what disturbs the machine meets all of them.
 
     Each round has prompts of its own: what a prefix cache serves, it has met in the same run. A server is
-    `partial(serve, llm)`, or another engine as a function of prompts and parameters.
+    `partial(serve, llm)`, or another engine as a function of prompts and parameters. `PAGEWISE_ROUNDS` in the
+    environment limits the runs that count, and leaves out the others.
     """
+    if (most := rounds_at_most(repeat_runs)) is not None:
+        warmup_runs, repeat_runs = 0, most
     runs = {name: [] for name in servers}
     turns = [(round, name) for round in range(warmup_runs + repeat_runs) for name in servers]
     for round, name in progress(turns, f"{workload.prompts} prompts"):

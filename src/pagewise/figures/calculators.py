@@ -4,9 +4,11 @@ The page computes the same as `kv_cache_bytes`, `AttentionCost`, `Gpu` and `sent
 here as JSON. Without scripts, the page shows the table of the first settings.
 """
 
+import base64
 import html
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import ROUND_HALF_UP, Context
 from typing import Any, NamedTuple
@@ -175,12 +177,20 @@ def _calculator(
         kind=script.removesuffix(".js").replace("_", "-"),
         inputs="\n".join(map(_input, inputs)),
         at=html.escape(at),
+        picture=_as_picture(drawing) if drawing else "",
         drawing=drawing,
         results="\n".join(table),
         script=fill(script),
     )
     said = ", ".join(f"{label} {text}" for label, text in rows.items())
     return Embedded(markup, f"{title} At {at}: {said}.")
+
+
+def _as_picture(drawing: str) -> str:
+    """Return an <img> of an <svg>, which stays where <svg> is removed."""
+    alone = drawing.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    source = f"data:image/svg+xml;base64,{base64.b64encode(alone.encode()).decode()}"
+    return tag("img", src=source, width=WIDTH, alt=html.unescape(re.search(r'aria-label="([^"]*)"', drawing)[1]))
 
 
 def _start(inputs: Sequence[Slider | Choice]) -> Values:

@@ -1,5 +1,6 @@
 """Paged memory, call by call: calls to a live block manager, and a picture after each call."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,10 +23,11 @@ def block_steps(
     """Make the calls and return a stepper with tables and pool after each call. An arrow shows a copied block.
 
     Args:
-        manager: a `BlockManager`, which the calls change. A call that runs out of memory is a step too.
+        manager: a `BlockManager`. The calls change a copy of it. A call that runs out of memory is a step too.
         calls: (reason, name of the method, arguments …) of each call. One is ("A writes on", "append", "A", 7).
         colours: those of `owner_colours`; by default in the order of appearance.
     """
+    manager = copy.deepcopy(manager)
     all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
     frames = [(f"Before the first call{all_free}.", _look(manager, []))]
     for why, name, *arguments in calls:

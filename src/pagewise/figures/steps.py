@@ -1,7 +1,9 @@
 """HTML in a cell's output: a stepper with one picture per step, and the markup that it shares with the calculators.
 
 The output holds markup, style, script and pictures, so that it needs neither a network nor a kernel. Jupyter shows the
-output, and the book takes it from the notebook's text/html. Without scripts, a stepper shows one picture.
+output, and the book takes it from the notebook's text/html. GitHub, and Jupyter in a notebook that it does not trust,
+remove scripts with their text, styles, and `hidden`. Whatever needs a script is therefore the text of a script element,
+and without scripts a stepper is one picture and a sentence.
 """
 
 import base64
@@ -80,6 +82,7 @@ def stepper(
     """
     if not frames:
         raise ValueError("frames must hold at least one (caption, frame), got none")
+    still %= len(frames)
     pictures = []
     for i, (caption, frame) in enumerate(frames):
         figure = Figure(figsize=(WIDTH, height), dpi=DRAWN_DPI, layout="constrained")
@@ -87,10 +90,19 @@ def stepper(
         source = f"data:image/png;base64,{base64.b64encode(_png(figure)).decode()}"
         size = {"width": round(WIDTH * SHOWN_DPI), "height": round(height * SHOWN_DPI)}
         words = f"{alt} Step {i + 1} of {len(frames)}: {caption}"
-        hidden = i != still % len(frames)
-        pictures.append(tag("img", src=source, **size, alt=words, data_caption=caption, hidden=hidden))
-    texts = {"title": html.escape(title), "caption": html.escape(frames[still][0])}
-    markup = fill("stepper.html", **texts, pictures="\n".join(pictures), last=str(len(frames) - 1))
+        if i == still:
+            picture, source = tag("img", src=source, **size, alt=words), None
+        pictures.append(tag("img", src=source, **size, alt=words, data_caption=caption, hidden=True))
+    markup = fill(
+        "stepper.html",
+        title=html.escape(title),
+        caption=html.escape(frames[still][0]),
+        picture=picture,
+        number=str(still + 1),
+        count=str(len(frames)),
+        pictures="\n".join(pictures),
+        last=str(len(frames) - 1),
+    )
     return Embedded(markup, f"{title} {len(frames)} steps. {alt}")
 
 

@@ -74,6 +74,15 @@ def compare(
     }
 
 
+def rounds_at_most(repeats: int) -> int | None:
+    """Return `repeats` or `PAGEWISE_ROUNDS` of the environment, whichever is less. None if the latter is not set.
+
+    A test that runs a lesson does not look at its timings, so it sets one round.
+    """
+    most = int(os.environ.get("PAGEWISE_ROUNDS") or 0)
+    return min(repeats, most) if most else None
+
+
 def in_turns(
     functions: Mapping[str, Callable[[], object]],
     timer: Timer,
@@ -84,10 +93,10 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Return the seconds of each call, in at least `repeats` rounds of all functions and for at least `seconds`.
 
-    `PAGEWISE_ROUNDS=1` in the environment makes it one round: a test that runs a lesson does not look at its timings.
+    `PAGEWISE_ROUNDS=1` in the environment makes it one round without a warm-up: see `rounds_at_most`.
     """
-    if most := int(os.environ.get("PAGEWISE_ROUNDS") or 0):
-        repeats, seconds = min(repeats, most), 0.0
+    if (most := rounds_at_most(repeats)) is not None:
+        repeats, warmup, seconds = most, 0, 0.0
     for function in functions.values():
         for _ in range(warmup):
             function()

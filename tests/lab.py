@@ -1,0 +1,118 @@
+"""JupyterLab with a folder of the repository, in a headless Chromium that Python drives over its debugging protocol."""
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from browser import BROWSER
+
+STARTING = 90.0  # seconds
+
+
+class Lab:
+    """One page of JupyterLab. `run` evaluates JavaScript in it; the page's `jupyterapp` is JupyterLab itself."""
+
+    def __init__(self, address: str, connection: object) -> None:
+        self.address, self._connection, self._numbers = address, connection, itertools.count(1)
+
+    def _send(self, method: str, **parameters: object) -> dict:
+        number = next(self._numbers)
+        self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while (answer := json.loads(self._connection.recv())).get("id") != number:
+            pass
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def open(self, path: str) -> None:
+        """Open a file of the served folder, and wait until its cells are there."""
+        self._send("Emulation.setFocusEmulationEnabled", enabled=True)  # JupyterLab's current widget has the focus
+        self._send("Page.navigate", url=f"{self.address}/lab/tree/{path}?reset")
+        self.wait("window.jupyterapp?.shell.currentWidget?.content?.widgets?.length > 3")
+        self.wait("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
+
+    def run(self, script: str) -> object:
+        """Return the value of an expression, or what its promise resolves to."""
+        answer = self._send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def wait(self, condition: str, seconds: float = STARTING) -> None:
+        """Wait until an expression is true."""
+        end = time.monotonic() + seconds
+        while not self.run(f"Boolean({condition})"):
+            assert time.monotonic() < end, f"after {seconds:g} s not yet: {condition}"
+            time.sleep(0.2)
+
+    def run_cell(self, start: str) -> str:
+        """Run the cell that begins so. Return the text of its outputs."""
+        return self.run(RUN_CELL % json.dumps(start))
+
+    def screenshot(self, path: Path) -> None:
+        """Write what the window shows to a PNG file."""
+        path.write_bytes(base64.b64decode(self._send("Page.captureScreenshot")["data"]))
+
+
+RUN_CELL = """(async () => {
+    const panel = jupyterapp.shell.currentWidget, notebook = panel.content;
+    const index = notebook.widgets.findIndex((cell) => cell.model.sharedModel.source.startsWith(%s));
+    if (index < 0) return "no such cell";
+    notebook.activeCellIndex = index;
+    notebook.deselectAll();
+    await jupyterapp.commands.execute("notebook:run-cell");
+    return notebook.widgets[index].model.outputs.toJSON().map(({ text, data, ename, evalue }) =>
+        text ?? data?.["text/markdown"] ?? data?.["text/plain"] ?? `${ename}: ${evalue}`
+    ).join("\\n");
+})()"""
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _answers(address: str) -> bool:
+    with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=5):
+        return True
+    return False
+
+
+def _until_it_answers(process: subprocess.Popen, address: str) -> None:
+    end = time.monotonic() + STARTING
+    while not _answers(address):
+        assert process.poll() is None, f"{process.args[0]} ended with {process.returncode}"
+        assert time.monotonic() < end, f"no answer from {address}"
+        time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def lab(root: Path, scratch: Path) -> Iterator[Lab]:
+    """Serve `root` in JupyterLab, and yield its page. Settings, trust and the browser's profile are in `scratch`."""
+    from websocket import create_connection
+
+    port, debug = _free_port(), _free_port()
+    folders = {f"JUPYTER_{kind}_DIR": str(scratch / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    server = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--expose-app-in-browser", "--allow-root"]
+    server += [f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}"]
+    browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--remote-debugging-port={debug}"]
+    browser += ["--remote-allow-origins=*", f"--user-data-dir={scratch / 'profile'}", "--window-size=1400,1000"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with contextlib.ExitStack() as stack:
+        for command, address in ((server, f"http://127.0.0.1:{port}/api"), (browser, f"http://127.0.0.1:{debug}/json")):
+            process = stack.enter_context(subprocess.Popen(command, env=os.environ | folders, cwd=root, **quiet))
+            stack.callback(process.terminate)
+            _until_it_answers(process, address)
+        pages = json.load(urllib.request.urlopen(f"http://127.0.0.1:{debug}/json"))
+        page = next(page for page in pages if page["type"] == "page")
+        connection = create_connection(page["webSocketDebuggerUrl"], timeout=STARTING)
+        stack.callback(connection.close)
+        yield Lab(f"http://127.0.0.1:{port}", connection)

@@ -1,0 +1,107 @@
+"""The reader's copy in JupyterLab: figures are alive, links open code, and a solved exercise stays solved."""
+
+import json
+import os
+
+import pytest
+from browser import BROWSER
+from lab import lab
+
+from conftest import ROOT
+
+pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra `lessons`")
+pytest.importorskip("websocket", reason="the browser is driven over a web socket")
+pytest.importorskip("nbformat", reason="notebooks are read with the extra `lessons`")
+
+import nbformat
+from again import SET_UP
+from my_lessons import GIVEN, update
+
+from pagewise.exercises.checkers import BY_NAME
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")]
+
+LESSON = "my_lessons/03_online_softmax.ipynb"
+FIGURE = """(() => {
+    const root = document.querySelector(".jp-Notebook .jp-OutputArea .pw-stepper, .jp-Notebook .jp-OutputArea p + img")
+        ?.closest(".jp-RenderedHTMLCommon");
+    return root && {
+        pictures: [...root.querySelectorAll("img")].filter((img) => img.offsetParent && img.naturalWidth).length,
+        controls: root.querySelectorAll("button, input, svg").length,
+        said: root.innerText,
+    };
+})()"""
+SHOWN = "jupyterapp.shell.currentWidget.context.path"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """JupyterLab with a folder like the repository's, in which a reader has run `make lab`."""
+    root, scratch = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("lab")
+    for folder in ("src", "kernels", "tests"):
+        (root / folder).symlink_to(ROOT / folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_DATA_DIR", str(scratch / "data"))
+        update(ROOT / "lessons", root / "my_lessons")
+    (root / "foreign.ipynb").write_text((root / LESSON).read_text().replace("m rises", "m\\u00a0rises"))
+    with lab(root, scratch) as page:
+        page.root = root
+        yield page
+
+
+def figure(page):
+    page.run("document.querySelectorAll('.jp-Notebook .jp-RenderedHTMLCommon').forEach((e) => e.scrollIntoView())")
+    page.wait(f"{FIGURE}?.pictures")
+    return page.run(FIGURE)
+
+
+def test_a_figure_is_alive_when_the_copy_is_opened(page):
+    page.open(LESSON)
+    seen = figure(page)
+    assert (seen["pictures"], seen["controls"]) == (1, 3)
+    page.run("document.querySelector('.pw-stepper [data-move=\"1\"]').click()")
+    assert page.run("document.querySelector('.pw-stepper output').textContent").startswith("2 of ")
+
+
+def test_a_foreign_notebook_shows_one_picture_and_a_sentence(page):
+    page.open("foreign.ipynb")
+    seen = figure(page)
+    assert (seen["pictures"], seen["controls"]) == (1, 0)
+    assert "You can step through all of them in the book" in seen["said"]
+
+
+def test_a_link_to_code_opens_the_file(page):
+    page.open(LESSON)
+    page.run("document.querySelector('.jp-Notebook').scrollTo(0, 1e6)")
+    link = "document.querySelector('.jp-Notebook a[href*=\"kernels/\"]')"
+    page.wait(link)
+    page.run(f"{link}.click()")
+    page.wait(f"{SHOWN}.startsWith('kernels/')")
+
+
+def test_an_exercise_is_solved_after_a_restart_and_stays_solved(page):
+    page.open(LESSON)
+    page.run("jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    assert page.run_cell("check.merge") == "no such cell"
+    page.run_cell(SET_UP)
+    assert page.run_cell("def merge(a, b)").startswith("**Not yet:** the smallest case that fails")
+    right = BY_NAME["merge"].solution.split("\n\n\n")[-1] + "\n\n\ncheck.merge(merge)"
+    page.run(
+        "jupyterapp.shell.currentWidget.content.widgets.find((cell) => cell.model.sharedModel.source"
+        f".startsWith('def merge(a, b)')).model.sharedModel.setSource({json.dumps(right)})"
+    )
+    assert page.run_cell("def merge(").startswith("**Right:**")
+    page.run("jupyterapp.commands.execute('docmanager:save')")
+    page.wait("!jupyterapp.shell.currentWidget.context.model.dirty")
+    page.run("jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    page.run_cell(SET_UP)
+    assert "✓ merge" in page.run_cell("check.progress()")
+    assert "- [x] merge" in (page.root / "my_lessons" / "progress.md").read_text()
+
+    assert update(ROOT / "lessons", page.root / "my_lessons") == []  # make lab again
+    page.open(LESSON)
+    assert figure(page)["controls"] == 3
+    cells = nbformat.read(page.root / LESSON, as_version=4).cells
+    assert any(cell.source == right for cell in cells)
+    assert (page.root / "my_lessons" / GIVEN).is_dir()
+    assert os.path.samefile(page.root / "kernels", ROOT / "kernels")
