@@ -1,8 +1,9 @@
-# JupyterLab with the lessons, in one command:
+# JupyterLab with the lessons:
 #
-#     docker run --rm -p 8888:8888 "$(docker build -q .)"
+#     docker build -t pagewise .
+#     docker run -p 8888:8888 --name pagewise pagewise
 #
-# Open the address that it prints. On a GPU with NVIDIA's container toolkit, add --build-arg TORCH_INDEX= (an empty
+# Open the address that it prints. Later, docker start -a pagewise has what you changed. On a GPU with NVIDIA's container toolkit, add --build-arg TORCH_INDEX= (an empty
 # value) to the build and --gpus all to the run.
 FROM python:3.12-slim-bookworm
 # hadolint ignore=DL3008

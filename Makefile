@@ -76,7 +76,7 @@ test-full: environment
 		tests/test_triton_compiled_kernels.py tests/cudascope/test_through_ptx.py tests/cudascope/test_both_paths.py \
 		tests/cudascope/test_shares.py tests/cudascope/test_kinds_of_faults.py \
 		tests/test_attention_contract.py tests/test_packaging.py tests/engine tests/test_architectures_cuda.py \
-		tests/test_covering.py
+		tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py
 
 bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed

@@ -7,6 +7,7 @@ Notebooks are rendered from their stored outputs. Links from a lesson to the pac
 import html
 import os
 import re
+import sys
 from pathlib import Path
 
 from docutils import nodes
@@ -16,12 +17,13 @@ from pygments.lexers import get_lexer_for_filename
 from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src" / "repository"))  # which has book.py
 
 project = "Attention, Page by Page"
 author = "the pagewise authors"
 copyright = "the pagewise authors, Apache-2.0"
 
-extensions = ["myst_nb", "sphinx-mathjax-offline"]
+extensions = ["myst_nb", "sphinx-mathjax-offline", "book"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 nb_render_markdown_format = "myst"
@@ -33,7 +35,7 @@ html_theme = "sphinx_book_theme"
 html_title = project
 html_static_path = [str(ROOT / "lessons" / "_static")]
 html_css_files = ["pagewise.css"]
-html_js_files = ["pagewise.js"]
+html_js_files = ["pagewise.js", "print.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

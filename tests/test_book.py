@@ -1,6 +1,7 @@
 """The book: builds without warnings, needs no network, links lessons to sources, and looks right in a browser."""
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,35 @@ def test_every_lesson_has_a_page_that_leads_on(book):
     index = (book / "index.html").read_text()
     assert all(f"{lesson}.html" in index for lesson in NOTEBOOKS)
     assert (book / "searchindex.js").exists()
+
+
+def test_the_front_page_starts_the_course_and_its_map_is_clickable(book):
+    page = (book / "index.html").read_text()
+    assert re.search(r'<strong><a [^>]*href="01_naive_attention\.html"[^>]*>.*?Start with lesson 1', page)
+    assert all(f'<a href="{lesson}.html"><rect' in page for lesson in LESSONS)
+    minutes = [
+        int(number) for number in re.findall(r"ipynb\), (\d+) min \|", (ROOT / "lessons" / "index.md").read_text())
+    ]
+    lessons = minutes[::2]
+    assert f"A lesson takes {min(lessons)} to {max(lessons)} minutes" in page
+
+
+@pytest.mark.parametrize("lesson", NOTEBOOKS)
+def test_a_page_links_its_terms_and_a_form_for_mistakes(book, lesson):
+    page = (book / f"{lesson}.html").read_text()
+    anchors = re.findall(r'class="term[^"]*" href="glossary\.html#([\w-]+)"', page)
+    assert len(anchors) > (5 if lesson in LESSONS else 2)
+    assert len(set(anchors)) == len(anchors)
+    glossary = (book / "glossary.html").read_text()
+    assert [anchor for anchor in anchors if f'id="{anchor}"' not in glossary] == []
+    assert "issues/new?template=mistake.yml&amp;page=Lesson" in page
+
+
+def test_a_search_for_a_term_finds_the_glossary_and_the_lesson_first(book):
+    index = (book / "searchindex.js").read_text()
+    index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    found = [(index["docnames"][number], is_main) for number, _, is_main in index["indexentries"]["shared memory"]]
+    assert sorted(found) == [("05_paged_attention", True), ("glossary", True)]
 
 
 def test_pages_load_nothing_from_the_network(book):

@@ -127,7 +127,7 @@ def test_cudascope_needs_only_numpy():
     ("file", "command"),
     [
         ("README.md", "pip install ./src/cudascope ."),
-        ("README.md", '%pip install -q "./pagewise/src/cudascope[cuda]" ./pagewise'),
+        ("README.md", 'pip install ./src/cudascope ".[lessons]"'),
         ("src/repository/colab.py", '%pip install -q "./pagewise/src/cudascope[cuda]" ./pagewise'),
         ("Dockerfile", '-e "./src/cudascope[cuda]" -e ".[all,pinned]"'),
         ("environment.yml", "      - -e ./src/cudascope[cuda]\n      - -e .[all,pinned]"),

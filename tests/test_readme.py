@@ -1,6 +1,5 @@
-"""README and CONTRIBUTING: files, commands and modules exist, the picture is a lesson's, the table has every lesson."""
+"""README and CONTRIBUTING: files, commands, addresses and numbers are right, and the table has every lesson."""
 
-import base64
 import importlib.util
 import json
 import re
@@ -8,7 +7,11 @@ import re
 import pytest
 from try_kernel import IN_CUDA, IN_TRITON
 
+import pagewise
+from address import FILES, named_in, readdressed, repository
 from conftest import ROOT
+from pagewise.exercises.checkers import BY_NAME
+from picture import pictures
 
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -29,7 +32,7 @@ def test_every_file_that_code_names_exists(page):
     named = re.findall(r"(?<![\w/.])(?:src|tests|kernels|lessons)/[\w./-]*[\w/]", " ".join(spans(page)))
     to_be_written = ("lessons/NN_", "lessons/11_", "src/pagewise/exercises/lesson_11.py")
     assert [path for path in named if not (ROOT / path).exists() and not path.startswith(to_be_written)] == []
-    assert len(named) > (30 if page is CONTRIBUTING else 0)
+    assert len(named) > 30 or page is README
 
 
 @each_page
@@ -63,12 +66,49 @@ def test_table_has_every_lesson_with_its_module_and_test():
             assert (f"](kernels/{kernel})" in row) == (ROOT / "kernels" / kernel).exists()
 
 
-def test_picture_is_a_figure_that_a_lesson_draws_today():
-    picture = base64.b64encode((ROOT / "lessons" / "_static" / "readme.png").read_bytes()).decode()
-    lessons = [json.loads(path.read_text()) for path in (ROOT / "lessons").glob("*.ipynb")]
-    outputs = [out for lesson in lessons for cell in lesson["cells"] for out in cell.get("outputs", [])]
-    drawn = {"".join(out.get("data", {}).get("image/png", "")).replace("\n", "") for out in outputs}
-    assert picture in drawn
+def test_the_pictures_are_what_their_script_draws_from_lesson_7():
+    files = {name: (ROOT / "lessons" / "_static" / name).read_text() for name in pictures()}
+    assert files == pictures(), "run: python src/repository/picture.py"
+    assert all(f"lessons/_static/{name}" in README for name in files)
+
+
+def test_the_lessons_begin_before_line_80():
+    assert README[: README.index("\n| lesson | module |")].count("\n") < 80
+
+
+def test_numbers_are_those_of_a_lesson_and_of_the_exercises():
+    lesson = json.loads((ROOT / "lessons" / "04_paged_blocks.ipynb").read_text())
+    printed = "".join("".join(out.get("text", "")) for cell in lesson["cells"] for out in cell.get("outputs", []))
+    at_once = dict(re.findall(r"^(longest|paged, P = 16) +([\d.]+) run at once", printed, re.MULTILINE))
+    longest, paged = at_once["longest"], at_once["paged, P = 16"]
+    assert f"holds {longest} chats at once with one long reservation each, pages hold\n  {paged}." in README
+    checkers, at_least = map(int, re.search(r"(\d+) checkers know more than (\d+) natural mistakes", README).groups())
+    assert checkers == len(BY_NAME)
+    assert at_least < sum(len(exercise.mistakes) for exercise in BY_NAME.values()) < 1.3 * at_least
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_address_is_the_one_of_pyproject(file):
+    """In a fork: python src/repository/address.py OWNER/NAME."""
+    assert named_in((ROOT / file).read_text()) == {repository()}
+
+
+def test_a_fork_changes_every_address_with_one_command():
+    assert named_in(README) == {repository()}
+    changed = readdressed(README, repository(), "ada-l/pages.2")
+    assert named_in(changed) == {"ada-l/pages.2"}
+    for address in (
+        "https://ada-l.github.io/pages.2/",
+        "https://codespaces.new/ada-l/pages.2?",
+        "/github/ada-l/pages.2/",
+    ):
+        assert address in changed
+    assert readdressed(changed, "ada-l/pages.2", repository()) == README
+    assert readdressed("https://github.com/a/b-c", "a/b", "x/y") == "https://github.com/a/b-c"
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"\nversion: {pagewise.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_pinned_torch_is_named_in_one_place_only():
@@ -78,10 +118,12 @@ def test_pinned_torch_is_named_in_one_place_only():
     assert (ROOT / "pyproject.toml").read_text().count(pinned) == 1
 
 
-def test_the_example_runs_as_it_stands(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
-    shown = capsys.readouterr().out
-    assert "transpose" in shown
-    assert "registers" in shown
+def test_the_example_is_that_of_cudascope_whose_tests_run_it():
+    def block(page, language):
+        return re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1]
+
+    cudascope = (ROOT / "src" / "cudascope" / "README.md").read_text()
+    assert block(README, "cuda") == block(cudascope, "cuda")
+    wrapped = block(README, "console").replace(" | fold -sw 100", "")
+    assert wrapped.split() == block(cudascope, "console").split()
+    assert max(map(len, wrapped.splitlines())) <= 100

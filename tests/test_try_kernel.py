@@ -1,16 +1,25 @@
-"""`make try`: it knows every kernel, and it tells a right kernel from a wrong one."""
+"""`make try`: it knows every kernel, and it tells a right kernel from a wrong one.
+
+PAGEWISE_FULL=1 takes each barrier and each wait out of the CUDA kernels, one at a time.
+"""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 import try_kernel
-from try_kernel import IN_CUDA, IN_TRITON, fault, kernels_of_files, main
+from covering import is_full
+from try_kernel import IN_CUDA, IN_TRITON, fault, kernels_of_files, main, try_in_cuda
 
 from conftest import ROOT, cuda_kernels, needs_interpreter, triton_kernels
 from pagewise.experiments.kernel_cases import Case
+from pagewise.flash_attention import in_cuda as flash_cuda
+from pagewise.flash_decoding_plus_plus.flat_gemm import flat_gemm_kernel, gemv_kernel
+from pagewise.paged_attention import in_cuda as paged_cuda
 
 
 def test_every_kernel_has_a_name_and_a_case():
@@ -78,7 +87,6 @@ def test_a_case_that_does_not_launch_its_kernel_fails(monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_finding_fails(monkeypatch, capsys):
     """The kernel reads x after its end."""
-    from pagewise.flash_decoding_plus_plus.flat_gemm import gemv_kernel
 
     def case(dtype):
         x, w, out = torch.ones(1, 8), torch.ones(4, 8), torch.empty(1, 4)
@@ -92,3 +100,36 @@ def test_a_finding_fails(monkeypatch, capsys):
     monkeypatch.setitem(try_kernel.cuda_cases.CALLS, "gemv", case)
     assert main(["gemv"]) == 1
     assert "past its end (4 elements)" in capsys.readouterr().out
+
+
+# A barrier below an `if` is not among them: it only brings the lanes of a warp back together.
+BARRIER = re.compile(r"^ *(?:__sync(?:threads|warp)\(\)|wait_for_copies<[^>]*>\(\));", re.MULTILINE)
+BARRIERS = [
+    (path.name, path.read_text().count("\n", 0, found.start()) + 1)
+    for path in sorted((ROOT / "kernels").glob("*.cu"))
+    for found in BARRIER.finditer(path.read_text())
+]
+HIDDEN_IN_ONE_TURN = ("flat_gemm.cu", 99)  # only a second turn of the loop overwrites what the threads read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "line"), BARRIERS if is_full() else [HIDDEN_IN_ONE_TURN])
+def test_a_kernel_without_one_of_its_barriers_is_found(file, line, tmp_path, monkeypatch):
+    assert len(BARRIERS) > 12
+    assert HIDDEN_IN_ONE_TURN in BARRIERS
+    shutil.copytree(ROOT / "kernels", tmp_path, dirs_exist_ok=True)
+    lines = (tmp_path / file).read_text().splitlines()
+    lines[line - 1] = BARRIER.sub(";", lines[line - 1])
+    (tmp_path / file).write_text("\n".join(lines))
+    flat_gemm = sys.modules[gemv_kernel.__module__]  # the package has a function of this name
+    for module in (flat_gemm, flash_cuda, paged_cuda):
+        for name in {"SOURCE", "GROUPED_SOURCE"} & set(dir(module)):
+            monkeypatch.setattr(module, name, tmp_path / getattr(module, name).name)
+    caches = (gemv_kernel, flat_gemm_kernel, flash_cuda._kernel, paged_cuda._kernel)
+    try:
+        for cache in caches:
+            cache.cache_clear()
+        assert not all(map(try_in_cuda, kernels_of_files()[file]))
+    finally:
+        for cache in caches:
+            cache.cache_clear()

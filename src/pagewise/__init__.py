@@ -33,3 +33,4 @@ def _check_kernels() -> None:
 
 _check_kernels()
 _device.choose_triton_mode()
+_device.explain_missing_triton()

@@ -19,6 +19,12 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 VENV = os.path.join(ROOT, ".venv")
 # Both distributions of this checkout, and their extras.
 PROJECTS = (f"{os.path.join(ROOT, 'src', 'cudascope')}[cuda]", f"{ROOT}[all,pinned]")
+LINUX_ONLY = (
+    "Triton and NVIDIA's compilers exist for Linux only. Here, lessons 1, 2, 4, 9 and 10 run, and the others show "
+    "their stored outputs. All lessons run in the container, on Colab, in Codespaces and under WSL: README.md says how."
+)
+CPU_TORCH = "https://download.pytorch.org/whl/cpu"  # 0.2 GB. The default index has torch with CUDA's libraries, 3 GB.
+DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/nvidia-smi")
 UV_VARIABLES = {  # by pip's name of the option
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -55,6 +61,8 @@ def prerequisites():
             f"{sys.executable} has no venv module: install it "
             f"(Debian and Ubuntu: apt install python{version}-venv) and run make again"
         )
+    if sys.platform != "linux":  # where no CUDA kernel runs on the CPU
+        return
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), None)
     if compiler is None or not shutil.which(compiler.split()[0]):
         yield (
@@ -72,10 +80,23 @@ def is_ready(python, stamp):
         return f.read() == ROOT and os.path.getmtime(stamp) >= max(map(os.path.getmtime, files))
 
 
+def options_of_pip(python):
+    """Return pip's settings by their names, as in {"global.index-url": "'https://…'"}."""
+    listed = subprocess.run([python, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True).stdout
+    return dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+
+
+def prefer_cpu_torch(python):
+    """Let pip and uv prefer torch for CPUs on Linux without an NVIDIA GPU, unless pip has indexes of its own."""
+    has_gpu = shutil.which("nvidia-smi") or any(map(os.path.exists, DRIVERS))
+    indexes = {name.rpartition(".")[2] for name in options_of_pip(python)} & set(UV_VARIABLES)
+    if sys.platform == "linux" and not has_gpu and not indexes:
+        os.environ["PIP_EXTRA_INDEX_URL"] = CPU_TORCH
+
+
 def settings_of_pip(python):
     """Return the variables that make uv use the indexes of pip, because uv does not read pip's settings."""
-    listed = subprocess.run([python, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True).stdout
-    options = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    options = options_of_pip(python)
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as in pip, the best version wins, whichever index has it
     for section in ("global", "install", ":env:"):  # a later section wins
         for option, variable in UV_VARIABLES.items():
@@ -88,6 +109,7 @@ def settings_of_pip(python):
 
 def install(python):
     """Install both projects with everything that they need, with uv if it is there. Show messages only if pip fails."""
+    prefer_cpu_torch(python)
     projects = [word for project in PROJECTS for word in ("-e", project)]
     uv = shutil.which("uv")
     command = [uv, "pip", "install", "--quiet", "--python", python, *projects]
@@ -106,6 +128,8 @@ def main():
     if "--which" in sys.argv:
         print(python)
         return
+    if sys.platform != "linux":
+        print(LINUX_ONLY, file=sys.stderr, flush=True)
     missing = list(prerequisites())
     if missing:
         sys.exit("\n".join(missing))

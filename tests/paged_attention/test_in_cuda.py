@@ -1,8 +1,8 @@
 """The CUDA paged-attention kernels: the whole range that vLLM's launcher took, watched on the CPU, compiled for GPUs.
 
 Each set of template arguments is a build of its own, which takes a third of a second. On the CPU, `make test` therefore
-checks four head sizes with every pair of the other arguments, and runs the others once or twice. PAGEWISE_FULL=1 runs
-the product.
+checks four head sizes with every pair of the other arguments, and runs each other head size once or twice, one that was
+just added to `HEAD_SIZES` too. PAGEWISE_FULL=1 runs the product.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from pagewise.tools.work import count_work
 
 VERSIONS = {"v1": paged_attention_v1, "v2": paged_attention_v2, "grouped": paged_attention_grouped}
 AXES = {
-    "head_size": (32, 64, 80, 96, 112, 120, 128, 192, 256),
+    "head_size": paged_cuda.HEAD_SIZES,
     "block_size": (8, 16, 32),
     "dtype": (torch.float32, torch.float16, torch.bfloat16),
     "cache": (None, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -58,7 +58,6 @@ QUICK = [
     (192, 16, torch.float32, torch.float8_e4m3fn, "v2", True, (4, 4)),
 ]
 QUICK = [dict(zip(AXES, values, strict=True)) for values in QUICK]
-CASES = all_cases(AXES, is_supported) if is_full() else SELECTION if torch.cuda.is_available() else QUICK
 
 
 def nine_cases():
@@ -76,6 +75,11 @@ def nine_cases():
 # stages of v1.
 LANES_LEFT = {"head_size": 120, "block_size": 8, "dtype": torch.float16, "cache": None, "alibi": False, "heads": (8, 2)}
 FEW = SELECTION if is_full() else [*nine_cases(), *(LANES_LEFT | {"version": version} for version in ("v1", "grouped"))]
+
+
+TRIED = {case["head_size"] for case in QUICK + FEW}
+QUICK += [QUICK[-1] | {"cache": None, "head_size": size} for size in AXES["head_size"] if size not in TRIED]
+CASES = all_cases(AXES, is_supported) if is_full() else SELECTION if torch.cuda.is_available() else QUICK
 
 
 def lengths(block_size):

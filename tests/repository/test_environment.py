@@ -176,6 +176,48 @@ def test_ready_means_made_from_this_checkout_after_the_project_changed(tmp_path)
     assert not script["is_ready"](python, stamp)
 
 
+def test_a_mac_is_told_at_once_which_lessons_run_and_needs_no_compiler(tmp_path):
+    lines = "sys.platform = 'darwin'; import shutil; shutil.which = lambda name: None; sys.version_info = (3, 9, 18)"
+    first, second = run_with(tmp_path, lines).stderr.strip().splitlines()
+    assert "lessons 1, 2, 4, 9 and 10 run, and the others show their stored outputs" in first
+    assert "needs Python 3.11" in second
+
+
+@pytest.mark.parametrize(
+    ("settings", "driver", "expected"),
+    [
+        ("", False, "https://download.pytorch.org/whl/cpu"),
+        (":env:.timeout='180'", False, "https://download.pytorch.org/whl/cpu"),
+        ("", True, None),
+        ("global.index-url='https://mirror'", False, None),
+        (":env:.no-index='1'", False, None),
+    ],
+    ids=["no GPU", "other settings", "GPU", "mirror", "no index"],
+)
+def test_torch_for_cpus_is_preferred_where_there_is_no_gpu(settings, driver, expected, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ncat <<"E"\n{settings}\nE\n')
+    python.chmod(0o755)
+    if driver:
+        (tmp_path / "nvidia-smi").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+    script = runpy.run_path(str(SCRIPT))
+    script["prefer_cpu_torch"].__globals__["DRIVERS"] = ()
+    script["prefer_cpu_torch"](str(python))
+    assert os.environ.get("PIP_EXTRA_INDEX_URL") == expected
+    os.environ.pop("PIP_EXTRA_INDEX_URL", None)
+
+
+def test_triton_and_nvidias_packages_are_asked_for_on_linux_only():
+    projects = [tomllib.loads(file.read_text())["project"] for file in (ROOT / "pyproject.toml", CUDASCOPE)]
+    asked = [r for project in projects for extra in project["optional-dependencies"].values() for r in extra]
+    asked += [r for project in projects for r in project["dependencies"]]
+    linux_only = [r for r in asked if r.startswith(("triton", "cuda-", "nvidia-"))]
+    assert len(linux_only) == 15  # two lists of six of CUDA, and triton in three
+    assert [r for r in linux_only if not r.endswith("; platform_system == 'Linux'")] == []
+
+
 def test_conda_environment_installs_the_same_extras_and_a_supported_python():
     text = (ROOT / "environment.yml").read_text()
     assert "- -e ./src/cudascope[cuda]\n      - -e .[all,pinned]" in text

@@ -3,6 +3,7 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,3 +134,17 @@ def test_refresh_measures_again_only_what_a_changed_cell_measures_or_when_asked(
     again = refreshed()
     assert [new == old for new, old in zip(again, first, strict=True)] == [False, False, True]
     assert not set(refreshed(remeasure=True)) & set(again)
+
+
+@pytest.mark.parametrize(
+    ("platform", "problem", "kept"),
+    [
+        ("darwin", "ModuleNotFoundError: No module named 'triton'", True),
+        ("darwin", "CompileError: running a CUDA kernel on the CPU needs Linux (on Windows: WSL)", True),
+        ("darwin", "ZeroDivisionError: division by zero", False),
+        ("linux", "ModuleNotFoundError: No module named 'triton'", False),
+    ],
+)
+def test_a_notebook_that_needs_linux_is_not_a_failure_elsewhere(platform, problem, kept, monkeypatch):
+    monkeypatch.setattr(notebooks, "sys", SimpleNamespace(platform=platform))
+    assert notebooks.needs_linux(problem) == kept

@@ -84,6 +84,8 @@ class Processes(contextlib.AbstractContextManager):
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="pagewise-")  # where the processes meet, and their logs
+        if "forkserver" not in multiprocessing.get_all_start_methods():
+            raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         caller = sys.modules["__main__"]

@@ -20,6 +20,7 @@ from pagewise.paged_attention import paged_attention_grouped, paged_attention_v1
 from pagewise.paged_blocks import to_vllm_layout
 
 D = 32  # the smallest head size that the kernels are built for
+CAUSAL = ScoreOptions(causal=True)
 PARTITION = {"partition_size": 32}  # tokens, so that the longest sequence has three partitions
 
 
@@ -34,9 +35,9 @@ def paged(attend: Callable[..., Tensors], options: dict[str, Any], dtype: torch.
     return Case(run, inputs.naive)
 
 
-def flash(attend: Callable[..., Tensors], head_size: int, dtype: torch.dtype) -> Case:
-    """The forward alone."""
-    qkv = dense(1, 37, 70, head_size, dtype)
+def flash(attend: Callable[..., Tensors], head_size: int, dtype: torch.dtype, *, num_queries: int = 37) -> Case:
+    """The forward alone, causal, over 70 keys. With 200 queries, the first thread block sees no key."""
+    qkv = dense(1, num_queries, 70, head_size, dtype)
 
     def run() -> Tensors:
         out, lse = attend(*qkv)
@@ -58,7 +59,8 @@ CALLS: dict[str, Callable[[torch.dtype], Case]] = {
     "v1": partial(paged, paged_attention_v1, {}),
     "v2": partial(paged, paged_attention_v2, PARTITION),
     "grouped": partial(paged, paged_attention_grouped, PARTITION),
-    "flash": partial(flash, lambda *qkv: in_cuda.forward(*qkv, ScoreOptions(causal=True)), D),
-    "gemv": partial(product, on_cuda_cores, 1),
+    "flash": partial(flash, lambda *qkv: in_cuda.forward(*qkv, CAUSAL), D, num_queries=200),
+    "flash split-K": partial(flash, lambda *qkv: in_cuda.split_k_forward(*qkv, CAUSAL), D, num_queries=200),
+    "gemv": partial(product, on_cuda_cores, 9),  # one row more than fits at once: the shared sums are written twice
     "flat product": partial(product, on_tensor_cores, 5),
 }

@@ -5,6 +5,7 @@ text does. It has 8 query heads, 2 KV heads, head size 64 and float32. From less
 forward and backward over the prompt, as in a training step. `tools.work.count_work` has the counting rules.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cudascope import CompileError
 from pagewise.flash_attention import flash_attention_1, flash_attention_2
 from pagewise.flash_decoding import flash_decoding
 from pagewise.kv_cache import KVCache
@@ -164,7 +166,17 @@ def _random() -> tuple[Tensor, ...]:
 
 def scoreboard(lesson: int) -> str:
     """Return the table with the rows of all lessons up to `lesson`."""
-    return _table({row: score(row) for row in ROWS if row.lesson <= lesson})
+    return _table({row: _score_here(row) for row in ROWS if row.lesson <= lesson})
+
+
+def _score_here(row: Row) -> Work | None:
+    """Score a row. Return None if the row runs a CUDA kernel on the CPU, for which cudascope needs Linux."""
+    try:
+        return score(row)
+    except CompileError:
+        if sys.platform == "linux":
+            raise
+        return None
 
 
 def training_scoreboard(lesson: int) -> str:
@@ -172,11 +184,14 @@ def training_scoreboard(lesson: int) -> str:
     return _table({row: score_training(row) for row in TRAINING if row.lesson <= lesson})
 
 
-def _table(works: dict[Row, Work]) -> str:
+def _table(works: dict[Row, Work | None]) -> str:
     head = f"{'lesson':6}  {'method':34}{'matmul':>9}{'other':>9}{'read':>9}{'written':>9}{'held':>9}"
     units = f"{'':6}  {'':34}{'MFLOP':>9}{'MFLOP':>9}{'MB':>9}{'MB':>9}{'MB':>9}"
     lines = [head, units]
     for row, w in works.items():
+        if w is None:
+            lines.append(f"{row.lesson:6}  {row.method:34}  runs on Linux only")
+            continue
         counts = (w.matmul_flops, w.other_flops, w.bytes_read, w.bytes_written, w.peak_bytes)
         lines.append(f"{row.lesson:6}  {row.method:34}" + "".join(f"{c / 1e6:9.1f}" for c in counts))
     return "\n".join(lines)

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ from pagewise.tools.architecture import Architecture, architecture, compiled_for
 from pagewise.tools.transforms import Derivative, has_values, lacks
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
+NO_TRITON = (
+    "Triton exists for Linux only: run this lesson in the container, on Colab, in Codespaces or under WSL. "
+    "README.md says how."
+)
 _interpreter = threading.RLock()
 _triton_came_first = False
 _TRITON_CAME_FIRST = (
@@ -40,6 +45,21 @@ def choose_triton_mode() -> None:
     global _triton_came_first
     _triton_came_first = "triton" in sys.modules
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def explain_missing_triton() -> None:
+    """Add the remedy to the error of a notebook that imports Triton where Triton is not installed. Called on import."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = get_ipython() if get_ipython else None
+    if not shell or triton_mode() != "unavailable":
+        return
+
+    def show(shell: Any, kind: type, error: ModuleNotFoundError, trace: Any, tb_offset: int | None = None) -> None:
+        if (error.name or "").partition(".")[0] == "triton":
+            error.add_note(NO_TRITON)
+        shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
+
+    shell.set_custom_exc((ModuleNotFoundError,), show)
 
 
 def triton_mode() -> str:
@@ -92,7 +112,7 @@ def choose_backend(
     has_backward: bool = False,
     others: tuple[str, ...] = (),
 ) -> str:
-    """Return which of "torch" and "triton" computes on `device`. "auto" is triton on a GPU where triton can.
+    """Return which backend computes on `device`. "auto" is triton on a GPU where triton can, else torch.
 
     On sm_75 (T4) "auto" is torch: Triton emits no tensor-core code there, and its kernels are many times slower.
 
@@ -101,12 +121,14 @@ def choose_backend(
         refusal: why the Triton kernel cannot take these tensors, to follow 'backend="triton"'; None: it can.
         derivative: what torch wants of the result, from `derivative_of`.
         has_backward: the Triton kernel has a backward. No kernel has another derivative.
-        others: further backends, which the caller chooses itself. The message names them.
+        others: further backends of the caller, which checks itself whether they can. They are returned as they are.
 
     Raises:
         ValueError: `backend` is unknown, or "triton" and unable.
         RuntimeError: see `check_triton_device`, which is not asked under torch.compile.
     """
+    if backend in others:
+        return backend
     if backend not in ("auto", "torch", "triton"):
         *known, last = (f'"{name}"' for name in ("auto", "torch", "triton", *others))
         raise ValueError(f"backend must be {', '.join(known)} or {last}, got {backend!r}")
