@@ -1,4 +1,7 @@
 // Kinds of faults, for test_kinds_of_faults.py: each kernel has several of one kind, and right relatives.
+#include <cooperative_groups.h>
+#include <cooperative_groups/scan.h>
+
 __constant__ float taps[8];
 __device__ int table[8];
 __device__ const int primes[4] = {2, 3, 5, 7};
@@ -15,8 +18,10 @@ __global__ void read_variables(float* out, int which, int i) {
     if (which == 4) out[0] = primes[i];
     if (which == 5) out[0] = squares[i];
     if (which == 6) out[0] = text[i];
+    if (which == 7) table[i] = 1;
 }
 
+__device__ void all_threads() { __syncthreads(); }
 __global__ void early_returns(float* out, int which, int n) {
     if (which < 0) return;
     if (which == 0 && threadIdx.x >= n) return;
@@ -31,8 +36,19 @@ __global__ void early_returns(float* out, int which, int n) {
         if (threadIdx.x < n) __syncthreads();  // round 3
         if (threadIdx.x >= 50) return;
     }
+    if (which == 4 && threadIdx.x >= n) return;
+    if (which == 4) all_threads();
+    if (which == 5) {
+        if (blockIdx.x == 0 && threadIdx.x >= n) return;
+        if (blockIdx.x == 0 || threadIdx.x < n) __syncthreads();  // round 5
+    }
     if (which == 0) __syncthreads();
-    out[threadIdx.x] = 1;
+    out[64 * blockIdx.x + threadIdx.x] = 1;
+}
+__global__ void grid_barrier(float* out, int missing) {
+    auto grid = cooperative_groups::this_grid();
+    if (blockIdx.x != missing) grid.sync();
+    out[blockIdx.x * 32 + threadIdx.x] = 1;
 }
 
 __global__ void lanes_apart(int* out, int which) {
@@ -54,6 +70,11 @@ __global__ void lanes_apart(int* out, int which) {
     if (which == 8) {
         if (lane > 3) v += __shfl_down_sync(~0u, v, 1);
         v += __shfl_down_sync(~0u, v, 2);
+    }
+    if (which == 9) {  // the first of three functions is in a branch
+        if (lane == 5) v += __shfl_xor_sync(~0u, v, 1);
+        v += __shfl_xor_sync(~0u, v, 2);
+        v += __shfl_xor_sync(~0u, v, 4);
     }
     out[lane] = v;
 }
@@ -82,6 +103,39 @@ __global__ void lanes_together(int* out, int which) {
             v += __shfl_sync(left, v, 31);
         }
     }
+    if (which == 4) {  // a half meets alone and leaves, and the other half waits for the warp
+        if (lane >= 16) { out[lane] = __shfl_xor_sync(0xffff0000u, v, 1); return; }
+        __syncwarp();
+    }
+    if (which == 5) {  // two places, and then the lanes of one leave
+        if (lane & 1) v = __all_sync(~0u, v >= 0);
+        else v = __all_sync(~0u, v >= 1);
+        if (lane & 1) { out[lane] = v; return; }
+        v += __shfl_xor_sync(~0u, v, 2);
+    }
+    if (which == 6 || which == 7) {  // one lane in another place, once
+        if (which == 6 && lane == 31) return;
+        for (int i = 0; i < 2; ++i) {
+            if (i == 0 && lane == 0) v = __all_sync(~0u, v >= 0);
+            else v = __all_sync(~0u, v >= 1);
+            if (which == 7 && lane < 2) { out[lane] = v; return; }
+        }
+    }
+    if (which == 8) {  // two places, together again, and then some leave
+        if (lane & 1) v = __all_sync(~0u, v >= 0);
+        else v = __all_sync(~0u, v >= 1);
+        for (int i = 0; i < 2; ++i) {
+            v += __shfl_xor_sync(~0u, v, 2);
+            if (lane & 1) { out[lane] = v; return; }
+        }
+    }
+    if (which == 9 || which == 10) {  // a half meets alone, then all meet, and then the half leaves
+        if (lane >= 16) v += __shfl_xor_sync(0xffff0000u, v, 1);
+        if (which == 9) v += __shfl_xor_sync(~0u, v, 1);
+        else __syncthreads();
+        if (lane >= 16) { out[lane] = v; return; }
+        v += __shfl_xor_sync(0x1ffffu, v, 1);
+    }
     out[lane] = v;
 }
 
@@ -104,6 +158,20 @@ __global__ void in_memory(float* out, int which, int i) {
         out[threadIdx.x] = mine[which == 7 ? 4 : which == 8 ? -1 : 0];
         if (which > 6) free(mine);
     }
+}
+
+__global__ void variable_of(float* out, int owner, bool scan) {
+    __shared__ float* address;
+    float own = 1 + threadIdx.x;
+    if (scan) {  // the last lane works with the variables of all lanes
+        auto tile = cooperative_groups::tiled_partition<32>(cooperative_groups::this_thread_block());
+        out[threadIdx.x] = cooperative_groups::inclusive_scan(tile, own, [&](float a, float b) { return a + b + 0 * own; });
+        return;
+    }
+    if (threadIdx.x == owner) address = &own;
+    __syncthreads();
+    if (threadIdx.x == 16) out[0] = *address;
+    __syncthreads();
 }
 
 __global__ void one_barrier(const float* in, float* out, int which) {

@@ -40,16 +40,19 @@ def line_of(text: str) -> int:
 @pytest.mark.parametrize("through", PATHS)
 @pytest.mark.parametrize(
     ("which", "name", "size"),
-    [(0, "taps", 8), (1, "table", 8), (2, "table", 8), (3, "zeros", 6), (4, "primes", 4), (5, "squares", 5)],
+    [
+        *[(0, "taps", 8), (1, "table", 8), (2, "table", 8), (3, "zeros", 6), (4, "primes", 4), (5, "squares", 5)],
+        (7, "table", 8),
+    ],
 )
-def test_a_read_past_a_variable_is_found(which, name, size, through):
+def test_an_access_past_a_variable_is_found(which, name, size, through):
     kernel = "read_variables"
     for i in (0, size - 1):
         assert found(kernel, (1, 1), torch.zeros(1), which, i, through=through) == []
-    before = [] if which >= 4 and through == "c++" else [-1, -5]  # g++ tells of the end of a constant only
+    before = [] if which in (4, 5) and through == "c++" else [-1, -5]  # g++ tells of the end of a constant only
     for i in (size, size + 1, size + 12, *before):
         (finding,) = found(kernel, (1, 1), torch.zeros(1), which, i, through=through)
-        assert (finding.rule, finding.tensor, finding.element) == ("out of bounds", name, i)
+        assert (finding.rule, finding.tensor, finding.element, finding.count) == ("out of bounds", name, i, 1)
         assert f"if (which == {which})" in LINES[finding.line - 1]
 
 
@@ -69,13 +72,18 @@ def test_constants_of_more_than_64_kb_are_refused():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(
-    ("which", "rules"), [(0, []), (1, ["barrier in a branch"]), (2, []), (3, ["barrier in a branch"])]
-)
-def test_a_barrier_in_a_branch_is_told_from_a_return(which, rules, seed):
-    findings = found("early_returns", (1, 64), torch.zeros(64), which, 40, seed=seed)
-    assert [each.rule for each in findings] == rules
-    assert all(each.line == line_of(f"// round {which}") for each in findings)
+@pytest.mark.parametrize("which", range(6))
+def test_a_barrier_in_a_branch_is_told_from_a_return(which, seed):
+    findings = found("early_returns", (2, 64), torch.zeros(128), which, 40, seed=seed)
+    rounds = [number for number, line in enumerate(LINES, 1) if line.endswith(f"// round {which}")]
+    assert [(each.rule, each.line) for each in findings] == [("barrier in a branch", line) for line in rounds]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_thread_block_that_does_not_come_to_the_barrier_of_the_grid_is_named(missing):
+    (finding,) = found("grid_barrier", (3, 32), torch.zeros(96), missing)
+    assert f"thread block ({missing}, 0, 0) has ended and has not come to this barrier" in finding.sentence
+    assert found("grid_barrier", (3, 32), torch.zeros(96), 3) == []
 
 
 def test_a_return_before_a_barrier_is_found_if_asked_for():
@@ -88,26 +96,34 @@ def test_a_return_before_a_barrier_is_found_if_asked_for():
 
 APART = {0: "deadlock", 1: "deadlock", 2: "deadlock", 3: "deadlock"}
 APART |= {4: "different masks", 5: "different masks", 6: "different masks"}
-APART |= {7: "warp function in a branch", 8: "warp function in a branch"}
+APART |= dict.fromkeys((7, 8, 9), "warp function in a branch")
 
 
 @pytest.mark.parametrize("through", PATHS)
 @pytest.mark.parametrize("which", APART)
 def test_lanes_in_different_functions_or_with_different_masks_are_found(which, through):
     for seed in SEEDS:
-        first = found("lanes_apart", (1, 32), torch.zeros(32, dtype=torch.int32), which, through=through, seed=seed)[0]
+        out = torch.zeros(32, dtype=torch.int32)
+        (first,) = found("lanes_apart", (1, 32), out, which, through=through, seed=seed)
         assert first.rule == APART[which]
-        if which in (7, 8):
+        if which in (7, 8, 9):
             assert "if (" in LINES[first.line - 1]
             assert first.other_line == first.line + 1
 
 
 @pytest.mark.parametrize("through", PATHS)
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(11))
 def test_lanes_that_part_and_meet_by_the_rules_are_silent(which, through):
     for seed in SEEDS:
         out = torch.zeros(32, dtype=torch.int32)
         assert found("lanes_together", (1, 32), out, which, through=through, seed=seed) == []
+
+
+def test_lanes_apart_are_named():
+    (finding,) = found("lanes_apart", (1, 32), torch.zeros(32, dtype=torch.int32), 7)
+    assert "with mask 0xffffffff here, while lane 1, which the mask names, is in __shfl_xor_sync in" in finding.sentence
+    (finding,) = found("lanes_apart", (1, 32), torch.zeros(32, dtype=torch.int32), 5)
+    assert "with mask 0x0001ffff, which names lane 16, and that lane has come with mask 0xffff0000" in finding.sentence
 
 
 def test_a_deadlock_of_lanes_names_the_functions():
@@ -136,7 +152,7 @@ def test_elements_of_shared_arrays_are_counted_in_their_own_type(which, i, tenso
 @pytest.mark.parametrize(("which", "right"), [(3, 4), (4, 2)])
 def test_misaligned_local_memory_is_found(which, right):
     (finding,) = memory(which, 1)
-    assert finding.rule == "misaligned"
+    assert (finding.rule, finding.count) == ("misaligned", 64)
     assert "reads 16 bytes at a local variable: the address is no multiple of 16" in finding.sentence
     assert memory(which, right) == []
     assert memory(5, 0) == [], "the compiler may put an array of 8 bytes at any multiple of 4"
@@ -155,6 +171,18 @@ def test_a_finding_in_the_heap_says_what_the_memory_is(which, says, through):
     findings = memory(which, 0, through)
     assert [each.rule for each in findings] == ["out of bounds"]
     assert says in findings[0].sentence
+
+
+@pytest.mark.parametrize("owner", [0, 16, 31])
+def test_a_local_variable_of_another_thread_is_found_wherever_it_is(owner):
+    findings = found("variable_of", (1, 32), torch.zeros(32), owner, False)
+    assert [each.rule for each in findings] == ["local of another thread"] * (owner != 16)
+
+
+def test_what_the_last_lane_does_for_all_lanes_is_no_access_to_another_thread():
+    out = torch.zeros(32)
+    assert found("variable_of", (1, 32), out, 0, True) == []
+    assert torch.equal(out, torch.arange(1.0, 33.0).cumsum(0))
 
 
 def test_a_launch_goes_on_after_a_misaligned_vector():
@@ -247,6 +275,15 @@ int main() { auto j = "x"_js; k<<<1, 1>>>(nullptr); }
 def test_a_kernel_that_returns_a_number_is_refused_with_a_sentence():
     with pytest.raises(CompileError, match=r"kernel 'k' returns int: a __global__ function must return void"):
         CudaKernel("__global__ int k(float* x) { x[0] = 1; return 1; }", "k")[1, 1](torch.zeros(1))
+
+
+def test_a_class_that_the_stand_in_for_cub_lacks_is_refused_with_a_sentence():
+    source = """
+#include <cub/cub.cuh>
+__global__ void k(float* x, size_t n) { cub::DeviceReduce::Sum(nullptr, n, x, x, 4); }
+"""
+    with pytest.raises(CompileError, match=r"a stand-in of its own for cub, and DeviceReduce is not in it"):
+        CudaKernel(source, "k")[1, 1](torch.zeros(1), 1)
 
 
 @pytest.mark.parametrize("width", [0, 3, 12, 64])

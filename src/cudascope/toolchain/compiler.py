@@ -158,6 +158,9 @@ _LACKS = re.compile(  # g++ and clang++
     r"|no (?:template|type|member) named '(\w+)' in namespace '([\w:]+)')",
     re.MULTILINE,
 )
+_LACKS_CLASS = re.compile(  # of a static member function that is called
+    r"^(\S.*?:\d+):\d+: error: ‘([\w:]+)::(\w+)’ has not been declared", re.MULTILINE
+)
 _STAND_INS = {"cub", "cuda", "cuda::std", "cooperative_groups", "nvcuda", "nvcuda::wmma"}
 
 
@@ -192,8 +195,9 @@ def with_conditions(error: CompileError, file: str, text: str) -> CompileError:
 def in_words(error: CompileError, source: Source, name: str) -> CompileError:
     """`error`, or a sentence: the library lacks a name, or the compiler refuses nothing but the name of the kernel."""
     file = source.filename
-    for place, *names in _LACKS.findall(str(error)):
-        lacks, library = filter(None, names)
+    lacking = [(place, *filter(None, names)) for place, *names in _LACKS.findall(str(error))]
+    lacking += [(place, lacks, library) for place, library, lacks in _LACKS_CLASS.findall(str(error))]
+    for place, lacks, library in lacking:
         if library in _STAND_INS:
             why = f"cudascope has a stand-in of its own for {library}, and {lacks} is not in it"
             return CompileError(f"{place}: error: {why} (README: what runs): give the kernel a plain C++ path")

@@ -39,7 +39,7 @@ static int32_t object_at(const Launch& launch, const char* p) {
     const SharedArray* after = std::upper_bound(first, last, (int64_t)p, [](int64_t at, const SharedArray& o) { return at < o.offset; });
     int64_t to_next = after < last ? after->offset - (int64_t)p : GAP;
     int64_t past_end = after > first ? (int64_t)p - (after[-1].offset + (int64_t)after[-1].bytes) : GAP;
-    if (past_end < GAP && past_end <= to_next) return (int32_t)(after - first) - 1;
+    if (past_end < GAP) return (int32_t)(after - first) - 1;
     return to_next < GAP ? (int32_t)(after - first) : -1;
 }
 

@@ -114,15 +114,16 @@ struct Met { void* site; Collective collective; u32 mask, lanes; };  // where la
 // How far the lanes of a warp have been together, in a checked launch (collectives.h).
 struct Steps {
     u32 without[32];  // the lanes that have met others since they last met this lane
-    Met last[32];  // of each lane
+    Met last[32];  // of each lane that has met others
     Met apart[2];  // the first meeting whose lanes came from two places, since all were in one
+    bool explained;  // a finding says why lanes are missing
+    void begin() { memset(without, 0, sizeof(without)), apart[0] = apart[1] = {}, explained = false; }
 };
 
 struct Warp {
     u32 size, live, ready;  // lanes there are, that have not left, that can run
     u32 known[32][32];  // known[t][s]: what lane s did before this clock happens before what lane t does now
     Steps steps;
-    bool explained;  // a finding says why lanes are missing in the meeting that ends
     u32 bits(State state, const Thread* threads) const {
         u32 set = 0;
         for (u32 lane = 0; lane < size; ++lane) set |= (threads[lane].state == state) << lane;

@@ -120,7 +120,7 @@ void simt_throw() { simt_fail("a kernel cannot throw an exception"); }
 void* simt_malloc(size_t bytes) {
     if (!worker) return malloc(bytes);
     void* p = allocate(bytes);
-    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes, worker->job->freed.erase((u64)p);
+    if (p && worker->job->launch.mode != PLAIN) worker->job->heap[(u64)p] = bytes;
     return p;
 }
 void simt_free_memory(void* p) {

@@ -38,7 +38,7 @@ static void check_barrier(Worker& w, Block& b) {
 
 // All threads of a thread block have met: every access before the barrier happens before every access after it.
 static void join_clocks(Worker& w, Block& b) {
-    for (Warp& warp : b.warps) warp.steps = {};
+    for (Warp& warp : b.warps) warp.steps.begin();
     for (u32 i = 0; i < w.job->num_threads; ++i) b.barrier_clock[i] = ++b.threads[i].clock;
     for (u32 i = 0; i < w.job->num_threads; ++i)
         for (u32 lane = 0; lane < b.warps[i / 32].size; ++lane)
@@ -180,7 +180,7 @@ static void raise_lanes_missing(Worker& w, const Thread& t, u32 present) {
 }
 
 static void raise_apart(Worker& w, FindingKind finding, const Thread& t, const Met& mine, u32 lane, const Met& other) {
-    w.block->warps[t.id / 32].explained = true;
+    w.block->warps[t.id / 32].steps.explained = true;
     Error e = new_error(w, finding, mine.site);
     e.thread = t.index, e.lane = lane, e.other_site = (u64)other.site, e.other_block = w.block->index;
     e.waiters[0].collective = mine.collective, e.waiters[0].mask = mine.mask, e.waiters[1].mask = other.mask;
@@ -192,27 +192,30 @@ static void raise_apart(Worker& w, FindingKind finding, const Thread& t, const M
 // wrong if those were in another warp function when they should have been here: what a mask names must come, in the same
 // function and with the same mask (PTX ISA, shfl.sync). Two signs tell:
 //   - A lane that has left has met others without these lanes, with another mask, while these lanes met nobody.
-//   - The lanes have met in two places before. Then these lanes came to the place where the others had been.
+//   - The lanes have met in two places before. Since then they were never in one place all together, and now these lanes
+//     are where one that has left was last.
 static void check_in_step(Worker& w, Warp& own, Thread* lanes, u32 present, const Thread& first) {
     Steps& steps = own.steps;
-    u32 all = own.size < 32 ? (1u << own.size) - 1 : ~0u, left = first.mask & ~present & all;
+    u32 here = 0, left = first.mask & ~present;
     bool in_one_place = true;
-    for (u32 lane = 0; lane < own.size; ++lane)
+    for (u32 lane = 0; lane < own.size; ++lane) {
+        here |= (u32)(lanes[lane].state != GONE) << lane;
         if (present >> lane & 1) in_one_place &= lanes[lane].site == first.site;
-    own.explained = false;
-    for (u32 lane = 0; left && lane < own.size && !own.explained; ++lane) {
+    }
+    for (u32 lane = 0; left && lane < own.size && !steps.explained; ++lane) {
         const Met& other = steps.last[lane];
         u32 mine = 1u << first.lane, theirs = 1u << lane;
         bool was_alone = (left & theirs & steps.without[first.lane]) && !(steps.without[lane] & mine);
-        if (was_alone && other.collective == first.collective && other.mask != first.mask)
+        if (was_alone && other.collective == first.collective)
             raise_apart(w, MASKS_DIFFER, first, {first.site, first.collective, first.mask, 0}, lane, other);
     }
-    for (int i = 0; left && i < 2 && !own.explained; ++i) {
+    for (int i = 0; left && i < 2 && !steps.explained; ++i) {
         const Met &mine = steps.apart[i], &theirs = steps.apart[1 - i];
-        if ((mine.lanes & present) && (theirs.lanes & left) && theirs.site == first.site)
-            raise_apart(w, LANES_APART, first, mine, (u32)__builtin_ctz(theirs.lanes & left), theirs);
+        u32 gone = theirs.lanes & left;
+        if (gone && (mine.lanes & present) && steps.last[__builtin_ctz(gone)].site == first.site)
+            raise_apart(w, LANES_APART, first, mine, (u32)__builtin_ctz(gone), theirs);
     }
-    if (in_one_place && !left) steps.apart[0] = steps.apart[1] = {};
+    if (in_one_place && present == here) steps.apart[0] = steps.apart[1] = {};
     bool are_new = !in_one_place && !steps.apart[0].site;
     for (u32 lane = 0; lane < own.size; ++lane) {
         const Thread& t = lanes[lane];
@@ -287,7 +290,7 @@ static void for_each(void** lanes, Function function) {
 }
 
 [[gnu::noinline]] static void raise_no_source(const Thread& t) {
-    if (worker->job->launch.mode != CHECK || worker->block->warps[t.id / 32].explained) return;
+    if (worker->job->launch.mode != CHECK || worker->block->warps[t.id / 32].steps.explained) return;
     Error e = new_error(*worker, t.mask >> t.source & 1 ? LANE_GONE : LANE_NOT_IN_MASK, t.site);
     e.thread = t.index, e.lane = t.source;
     raise_error(*worker, e);

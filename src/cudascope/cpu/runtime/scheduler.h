@@ -122,7 +122,7 @@ static Block& start_block(Worker& w, u32 rank) {
         b.warps[i].size = b.warps[i].live = b.warps[i].ready = std::min(32u, job.num_threads - 32 * i);
         if (launch.mode != CHECK) continue;
         memset(b.warps[i].known, 0, sizeof(b.warps[i].known));
-        b.warps[i].steps = {};
+        b.warps[i].steps.begin();
     }
     for (u32 i = 0; i < job.num_threads; ++i) {
         Thread& t = b.threads[i];
