@@ -174,6 +174,11 @@ __global__ void variable_of(float* out, int owner, bool scan) {
     __syncthreads();
 }
 
+__global__ void moved(const float* x, float* out) {
+    *(float4*)(out + 1) = *(const float4*)(x + 1);
+    out[0] = 7;
+}
+
 __global__ void one_barrier(const float* in, float* out, int which) {
     __shared__ float a[64], b[64];
     int t = threadIdx.x;

@@ -63,7 +63,8 @@ def test_a_read_far_past_a_variable_is_found_and_strings_may_be_read():
 
 def test_constants_of_more_than_64_kb_are_refused():
     source = "__constant__ float a[8000], b[{}]; __global__ void k(float* x) {{ x[0] = a[0] + b[0]; }}"
-    CudaKernel(source.format(8384), "k")[1, 1](torch.zeros(1))
+    if is_full():
+        CudaKernel(source.format(8384), "k")[1, 1](torch.zeros(1))
     with pytest.raises(ValueError, match=r"__constant__ variables of its file can have at most 65536 bytes, got 65540"):
         CudaKernel(source.format(8385), "k")[1, 1](torch.zeros(1))
 
@@ -186,19 +187,24 @@ def test_what_the_last_lane_does_for_all_lanes_is_no_access_to_another_thread():
 
 
 def test_a_launch_goes_on_after_a_misaligned_vector():
-    source = "__global__ void k(float* x, float* out) { *(float4*)(out + 1) = *(float4*)(x + 1); out[0] = 7; }"
     x, out = torch.arange(8.0), torch.zeros(8)
-    with check(stop=False) as report:
-        CudaKernel(source, "k")[1, 1](x, out)
-    assert {each.rule for each in report.findings} == {"misaligned"}
+    assert {each.rule for each in found("moved", (1, 1), x, out)} == {"misaligned"}
     assert out.tolist() == [7, 1, 2, 3, 4, 0, 0, 0]
 
 
+WITHOUT_A_CHECK = """
+__global__ void add(float* x, int i) {
+    __shared__ float s[64];
+    atomicAdd(&s[i], x[0]);
+}
+__global__ void shuffle(int* x, int width) { x[threadIdx.x] = __shfl_sync(~0u, x[0], 1, width); }
+"""
+
+
 def test_an_atomic_out_of_shared_memory_names_its_line_without_a_check():
-    source = "__global__ void k(float* x, int i) {\n    __shared__ float s[64];\n    atomicAdd(&s[i], x[0]);\n}"
     with pytest.raises(Finding) as caught:
-        CudaKernel(source, "k")[1, 1](torch.zeros(1), -100_000)
-    assert caught.value.line == 3
+        CudaKernel(file_of(WITHOUT_A_CHECK), "add")[1, 1](torch.zeros(1), -100_000)
+    assert caught.value.line == 4
 
 
 # ------------------------------------------------------------------------------------------------ one cause
@@ -259,8 +265,7 @@ def test_a_variable_without_a_value_is_found_by_the_compiler(number):
 
 def test_an_operator_of_a_using_declaration_goes_with_its_operator():
     source = """
-#include <string>
-namespace a { struct J { std::string s; }; inline J operator""_js(const char* s, size_t n) { return {s}; } }
+namespace a { struct J { const char* s; }; inline J operator""_js(const char* s, size_t n) { return {s}; } }
 namespace b { __host__ __device__ constexpr long double operator""_km(long double x) { return x * 1000; } }
 using a::operator""_js;
 using b::operator""_km;
@@ -288,6 +293,6 @@ __global__ void k(float* x, size_t n) { cub::DeviceReduce::Sum(nullptr, n, x, x,
 
 @pytest.mark.parametrize("width", [0, 3, 12, 64])
 def test_a_width_of_a_shuffle_that_is_no_power_of_two_is_refused(width):
-    kernel = CudaKernel("__global__ void k(int* x, int w) { x[threadIdx.x] = __shfl_sync(~0u, x[0], 1, w); }", "k")
+    kernel = CudaKernel(file_of(WITHOUT_A_CHECK), "shuffle")
     with pytest.raises(Finding, match="a width that is not 1, 2, 4, 8, 16 or 32"):
         kernel[1, 32](torch.zeros(32, dtype=torch.int32), width)
