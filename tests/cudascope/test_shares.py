@@ -2,7 +2,7 @@
 
 Each kernel of programs/*.cu is two programs: it has a fault, and with `right` it has none. The comment before a kernel
 says what is wrong and how it is launched. FAULT names the rules and marks the lines, and MISSED marks a fault that
-is not found. `python tests/cudascope/test_shares.py` prints the table.
+is not found. `PYTHONPATH=src:tests python tests/cudascope/test_shares.py` prints the table.
 """
 
 import re
