@@ -62,6 +62,7 @@ IN_KERNELS = [
     ("far_past_end", "out of bounds", "// shifted", "writes d[5100], past its end", ORIGIN),
     ("before_start", "out of bounds", "// shifted", "writes d[-3], before its first element", ORIGIN),
     ("through_struct", "out of bounds", "// through a struct", "writes d[100], past its end", ORIGIN),
+    ("doubles_in_struct", "out of bounds", "// doubles", "doubles[10], past its end (10 elements)"),
     ("in_bytes", "out of bounds", "// bytes", "writes d[400], past its end (400 elements)", ORIGIN),
     ("race", "race", "// a race", "d[", "no barrier between", ORIGIN),
     (
@@ -96,7 +97,9 @@ def test_a_mistake_of_a_kernel_names_the_launch_and_the_allocation(command, name
     line, found, sentence = ended.findings[0]
     assert (ended.status, line, found) == (FOUND_IN_PROGRAM, line_of(place), rule)
     launched_there = f"(line {line_of(case(name))})" in sentence
-    assert launched_there or name in ("freed_before_launch", "host_stack")
+    assert launched_there or name in ("freed_before_launch", "host_stack", "doubles_in_struct")
+    assert len(ended.findings) == 1
+    assert "2 times" not in sentence or name == "through_struct"
     assert all(part in sentence for part in parts), sentence
 
 
@@ -123,6 +126,7 @@ def test_a_launch_that_cuda_refuses_returns_its_error_and_is_found(command, name
     assert (ended.status, rule) == (FOUND_IN_PROGRAM, "launch failed")
     assert part in sentence
     assert f"{name}: {error}" in ended.out
+    assert "attribute: cudaErrorInvalidValue" in ended.out or name != "too_much_shared"
 
 
 # The case; the error that CUDA returns; the rule; a part of the sentence.
@@ -134,6 +138,7 @@ MEMORY = [
     ("copy_null", "cudaErrorInvalidValue", "invalid copy", "a null pointer"),
     ("copy_freed", "cudaErrorInvalidValue", "use after free", "reads memory that was freed"),
     ("copy_2d", "cudaErrorInvalidValue", "invalid copy", "writes 440 bytes"),
+    ("copy_rows", "cudaErrorInvalidValue", "invalid copy", "writes 440 bytes"),
     ("copy_async", "cudaErrorInvalidValue", "invalid copy", "reads 401 bytes"),
     ("fill_too_long", "cudaErrorInvalidValue", "invalid copy", "fills 401 bytes"),
     ("fill_host", "cudaErrorInvalidValue", "invalid copy", "fills memory of the host"),
@@ -173,6 +178,7 @@ HOST = [
     ("host_writes", "host access", "the host writes", "memory of the device: copy it with cudaMemcpy", 139),
     ("host_in_library", "host access", "in a function of the library", "memory of the device", 139),
     ("host_reads_freed", "use after free", "the host reads freed memory", "freed in line ", 139),
+    ("host_reads_freed_managed", "use after free", "managed memory that was freed", "freed in line ", 139),
     ("host_null", "host fault", "// null", "at address 0", 139),
     ("host_division", "host fault", "// zero", "divides an integer by zero", 136),
     ("host_past_managed", "host fault", "// behind its end", "past the ends of an allocation", 139),
@@ -190,8 +196,9 @@ def test_a_fault_of_the_host_is_found_at_its_line(command, name, rule, place, pa
 
 def test_a_right_program_has_its_own_status_and_output(command):
     ended = command("check", MISTAKES, "--schedule", "0,1", "--", "right")
-    assert ended == (OWN_STATUS, "99\n99\n", "mistakes.cu: no findings in 2 launches and 2 schedules\n")
-    assert command("run", MISTAKES, "--", "right") == (OWN_STATUS, "99\n", "")
+    out = "99\nkernel 2\n195\n"
+    assert ended == (OWN_STATUS, 2 * out, "mistakes.cu: no findings in 5 launches and 2 schedules\n")
+    assert command("run", MISTAKES, "--", "right") == (OWN_STATUS, out, "")
 
 
 def test_a_failed_kernel_makes_every_later_call_fail_as_on_a_gpu(command):
@@ -233,6 +240,12 @@ def test_free_of_memory_of_the_device_is_found_and_the_program_goes_on(command):
 @pytest.mark.parametrize(("name", "status"), [("exits", 5), ("aborts", 134)])
 def test_the_programs_own_end_is_passed_on(command, name, status):
     assert command("run", MISTAKES, "--", name) == (status, "", "")
+
+
+def test_an_assertion_of_the_host_ends_the_program_after_what_it_has_printed(command):
+    status, out, err = command("check", MISTAKES, "--", "asserts")
+    assert (status, out) == (134, "before\n")
+    assert err.startswith("assertion failed: argc == 0\n")
 
 
 @pytest.mark.parametrize(
@@ -283,10 +296,11 @@ def test_a_missing_file_of_a_program_is_an_error(command):
 
 
 def test_every_way_to_launch_and_every_kind_of_call(command):
-    ended = command("run", "features.cu")
-    assert ended.out == (FOLDER / "features.out").read_text(encoding="utf-8")
-    assert ended.status == FOUND_IN_PROGRAM  # a launch with too much shared memory, and one of no thread block
-    assert [rule for _, rule, _ in ended.findings] == ["launch failed"] * 2
+    for mode in ("run", "check"):
+        ended = command(mode, "features.cu")
+        assert ended.out == (FOLDER / "features.out").read_text(encoding="utf-8")
+        assert ended.status == FOUND_IN_PROGRAM  # a launch with too much shared memory, and one of no thread block
+        assert [rule for _, rule, _ in ended.findings] == ["launch failed"] * 2
 
 
 REFUSED = [

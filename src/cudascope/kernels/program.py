@@ -333,7 +333,7 @@ class Session:
 
     def _tell(self, findings: Sequence[Finding], row: LaunchRow) -> int:
         """Send the findings of a launch. Return the error with which a GPU would end the launch; 0: none."""
-        error = 0
+        error, strays = 0, set()
         launch_file, launch_line = self._place(row)
         origin = f", in launch {row.number} of the program ({self._where(launch_file, launch_line)})"
         for found in findings:
@@ -352,7 +352,10 @@ class Session:
                 sentence = f"{sentence} ({origin_of})"
             first, *rest = sentence.split("\n")
             sentence = "\n".join([first + origin, *rest])
-            self._send_finding(rule, sentence, found.kernel, found.file, found.line, found=found, what=found.what)
+            place = found.file, found.line
+            if rule != "fault" or place not in strays:  # the same access, which a checked launch cannot leave out
+                self._send_finding(rule, sentence, found.kernel, *place, found=found, what=found.what)
+            strays |= {place} if found.what == "out of bounds" else set()
             if rule in _ENDINGS or self._run.mode != Mode.CHECK:
                 error = error or _ERRORS.get(found.what, _LAUNCH_FAILURE)
         return error

@@ -8,6 +8,7 @@
 #include <map>
 #include <cassert>
 #include <cooperative_groups.h>
+#include <omp.h>
 namespace cg = cooperative_groups;
 namespace {
 __device__ int counter;
@@ -26,7 +27,7 @@ __constant__ float table[4];
 __device__ float result[4];
 __global__ void tables() { int i = threadIdx.x; result[i] = table[i] * 2; if (i == 0) managed_counter++; }
 __global__ void coop(int* x) { cg::grid_group g = cg::this_grid(); if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x + 1; g.sync(); if (threadIdx.x == 0) x[gridDim.x + blockIdx.x] = x[(blockIdx.x + 1) % gridDim.x]; }
-__global__ void big(float* o) { extern __shared__ float s[]; s[threadIdx.x + 20000] = 1; __syncthreads(); o[0] = s[20000 + threadIdx.x]; }
+__global__ void big(float* o) { extern __shared__ float s[]; s[threadIdx.x + 20000] = 1; __syncthreads(); if (threadIdx.x == 0) o[0] = s[20000]; }
 __host__ __device__ int twice(int x) { return 2 * x; }
 struct Launcher { float* p; template <int N> void go() { many<float, N><<<1, 4>>>(p); } void (*k)(float*, float) = over; };
 #define LAUNCH(k, n, ...) k<<<1, n>>>(__VA_ARGS__)
@@ -64,6 +65,7 @@ int main(int argc, char** argv) {
     cudaDeviceProp prop; cudaGetDeviceProperties(&prop, 0); printf("%s %d.%d %d %zu %d\n", prop.name, prop.major, prop.minor, prop.multiProcessorCount, prop.sharedMemPerBlock, prop.clockRate > 0);
     over<<<0, 1>>>(d, 1.f); printf("zero: %s\n", cudaGetErrorName(cudaGetLastError())); over<<<1, 2048>>>(d, 1.f); printf("large: %s %s\n", cudaGetErrorName(cudaPeekAtLastError()), cudaGetErrorString(cudaGetLastError()));
     printf("%s\n", cudaGetErrorString(cudaSetDevice(3)));
+    printf("threads %d\n", omp_get_num_threads());
     cudaFree(d); cudaFree(di); cudaFree(pd);
     return 42;
 }

@@ -10,6 +10,7 @@
 
 constexpr int N = 100, BYTES = N * sizeof(float);
 struct Table { float* row; int n; };
+struct Doubles { double* row; };
 __constant__ float weights[4];
 __device__ float result[4];
 static float host[N], plain;
@@ -26,10 +27,15 @@ __global__ void copy(const float* x, float* y, int n) {
 __global__ void by_struct(Table table, int n) {
     if (threadIdx.x < n) table.row[threadIdx.x] = 1;  // through a struct
 }
+__global__ void by_struct(Doubles table, int n) { table.row[n] = 1; }  // doubles
 __global__ void neighbour(float* x) { x[threadIdx.x] = x[(threadIdx.x + 1) % blockDim.x]; }  // a race
 __global__ void bytes(char* x, int n) {
     if (threadIdx.x < n) x[threadIdx.x] = 1;  // bytes
 }
+__global__ void has_bytes(const char* x, int n, int* number) {
+    if (threadIdx.x < n && x[threadIdx.x]) atomicAdd(number, 1);
+}
+__global__ void says(int n) { printf("kernel %d\n", n); }
 __global__ void total(const float* x, float* sum) {
     for (int i = 0; i < 4; ++i) *sum += x[i];  // sums up
 }
@@ -57,12 +63,23 @@ int main(int argc, char** argv) {
         copy<<<1, 128>>>(d, e, N);
         cudaMemcpy(host, e, BYTES, cudaMemcpyDeviceToHost);
         printf("%g\n", host[N - 1]);
+        says<<<1, 1>>>(2);
+        fill<<<4300, 1>>>(d, N);  // more thread blocks than a cooperative launch may have
+        cudaMemset(e, 0, 4);
+        has_bytes<<<1, 400>>>((char*)d, BYTES, (int*)e);
+        cudaMemcpy(host, e, 4, cudaMemcpyDeviceToHost);
+        printf("%d\n", *(int*)host);
     }
     // ------------------------------------------------------------------------------------------ in kernels
-    if (is("past_end")) fill<<<2, 64>>>(d, N + 1);
+    if (is("past_end")) fill<<<2, 64>>>(d, N + 1), fill<<<1, 64>>>(d, N);
     if (is("far_past_end")) shift<<<1, 1>>>(d, N + 5000);
     if (is("before_start")) shift<<<1, 1>>>(d, -3);
-    if (is("through_struct")) by_struct<<<1, 128>>>({d, N}, N + 2);
+    if (is("through_struct")) by_struct<<<1, 128>>>(Table{d, N}, N + 2);
+    if (is("doubles_in_struct")) {
+        double* doubles;
+        cudaMalloc(&doubles, 80);
+        by_struct<<<1, 1>>>(Doubles{doubles}, 10);  // of doubles
+    }
     if (is("in_bytes")) bytes<<<1, 512>>>((char*)d, BYTES + 1);
     if (is("race")) cudaMemset(d, 0, BYTES), neighbour<<<1, 64>>>(d);
     if (is("unwritten")) copy<<<1, 1>>>(d, e, 1);
@@ -104,7 +121,7 @@ int main(int argc, char** argv) {
         cudaLaunchCooperativeKernel(of(together), 5000, 1024, arguments), say("cooperative");
     }
     if (is("no_kernel")) cudaLaunchKernel(host, 1, 1, nullptr, 0, 0), say("no_kernel");
-    if (is("not_configured")) fill(d, N), say("not_configured");
+    if (is("not_configured")) fill<<<1, 1>>>(d, 1), fill(d, N), say("not_configured");
     // ------------------------------------------------------------------------------------------ copies
     if (is("copy_too_long")) cudaMemcpy(d, host, BYTES + 4, cudaMemcpyHostToDevice), say("copy_too_long");
     if (is("copy_from_too_short")) cudaMemcpy(host, d + 1, BYTES, cudaMemcpyDeviceToHost), say("copy_from_too_short");
@@ -113,6 +130,7 @@ int main(int argc, char** argv) {
     if (is("copy_null")) cudaMemcpy(nullptr, host, 4, cudaMemcpyHostToDevice), say("copy_null");
     if (is("copy_freed")) cudaFree(d), cudaMemcpy(host, d, 4, cudaMemcpyDeviceToHost), say("copy_freed");
     if (is("copy_2d")) cudaMemcpy2D(d, 40, host, 40, 40, 11, cudaMemcpyHostToDevice), say("copy_2d");
+    if (is("copy_rows")) cudaMemcpy2D(d, 80, host, 40, 40, 6, cudaMemcpyHostToDevice), say("copy_rows");
     if (is("copy_pitch")) cudaMemcpy2D(d, 36, host, 40, 40, 10, cudaMemcpyHostToDevice), say("copy_pitch");
     if (is("copy_direction")) cudaMemcpy(d, host, 4, (cudaMemcpyKind)9), say("copy_direction");
     if (is("copy_async")) cudaMemcpyAsync(host, d, BYTES + 1, cudaMemcpyDeviceToHost), say("copy_async");
@@ -143,10 +161,16 @@ int main(int argc, char** argv) {
     if (is("free_host_of_device")) cudaFreeHost(d), say("free_host_of_device");
     if (is("leak")) leaked(12), cudaFree(d), cudaFree(e);
     // ------------------------------------------------------------------------------------------ the host
+    if (name.rfind("host_", 0) == 0) fill<<<1, 1>>>(d, 1);
     if (is("host_reads")) return (int)d[3];  // the host reads
     if (is("host_writes")) d[N - 1] = 1;  // the host writes
     if (is("host_in_library")) memset(d, name.size(), BYTES);  // in a function of the library
     if (is("host_reads_freed")) cudaFree(d), plain = d[1];  // the host reads freed memory
+    if (is("host_reads_freed_managed")) {
+        int* m;
+        cudaMallocManaged(&m, 4);
+        cudaFree(m), plain = *m;  // managed memory that was freed
+    }
     if (is("host_null")) *(volatile int*)nullptr = 1;  // null
     if (is("host_division")) return 7 / (int)(host[0] * argc);  // zero
     if (is("host_past_managed")) {
@@ -156,6 +180,7 @@ int main(int argc, char** argv) {
     }
     if (is("host_hangs")) for (volatile int i = 0; i < 1; i += 0) {}  // the host hangs
     if (is("aborts")) abort();
+    if (is("asserts")) printf("before\n"), assert(argc == 0);
     if (is("exits")) exit(5);
     return 3;
 }

@@ -1,4 +1,4 @@
-// The main of a program of several files. Each has an `extern __shared__` array and a variable of the same name.
+// The main of a program of several files. Each has an `extern __shared__` array, and a variable of the same name.
 #include <cstdio>
 #include <cstdlib>
 
@@ -7,8 +7,8 @@
 __constant__ float factor[2];
 static __device__ int calls;
 static __global__ void count(int* out) {
-    extern __shared__ float buffer[];
-    buffer[atomicAdd(&calls, 1)] = threadIdx.x;
+    extern __shared__ float others[];
+    others[atomicAdd(&calls, 1)] = threadIdx.x;
     __syncthreads();
     if (threadIdx.x == 0) *out = calls;
 }
