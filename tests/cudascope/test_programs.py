@@ -1,6 +1,7 @@
 """`cudascope check file.cu`: the file's own main runs, with stand-ins for the CUDA runtime API."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -33,7 +34,9 @@ class Ended(NamedTuple):
 def command() -> Iterator[Callable[..., Ended]]:
     """Run the command in the folder of the programs."""
     driver = [sys.executable, str(Path(__file__).with_name("commands.py"))]
-    with subprocess.Popen(driver, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=FOLDER) as process:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(driver, **pipes, cwd=FOLDER, env=buffered) as process:
 
         def run(*arguments: object) -> Ended:
             process.stdin.write(json.dumps([*map(str, arguments)]) + "\n")
@@ -99,6 +102,7 @@ def test_a_mistake_of_a_kernel_names_the_launch_and_the_allocation(command, name
     launched_there = f"(line {line_of(case(name))})" in sentence
     assert launched_there or name in ("freed_before_launch", "host_stack", "doubles_in_struct")
     assert len(ended.findings) == 1
+    assert "far_past_end: cudaSuccess" in ended.out or name != "far_past_end"  # a checked launch goes on
     assert "2 times" not in sentence or name == "through_struct"
     assert all(part in sentence for part in parts), sentence
 

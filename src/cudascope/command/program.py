@@ -64,7 +64,12 @@ def run_program(sources: Sequence[Source], arguments: Sequence[str], run: Run, *
         os.close(reading)
         _run_in_child(program, arguments, run, writing, progress)
     os.close(writing)
-    messages, hung = _collected(child, reading, progress, run.time_limit)
+    try:
+        messages, hung = _collected(child, reading, progress, run.time_limit)
+    except BaseException:  # Ctrl-C, for example
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     _, state = os.waitpid(child, 0)
     status = os.waitstatus_to_exitcode(state)
     status = 128 - status if status < 0 else status
@@ -87,6 +92,8 @@ def _run_in_child(program: Program, arguments: Sequence[str], run: Run, writing:
     """Run the program. The process ends here."""
     send = send_to(writing)
     faulthandler.disable()  # the program has handlers of its own
+    for number in (signal.SIGINT, signal.SIGPIPE):  # they end a program, and Python has changed that
+        signal.signal(number, signal.SIG_DFL)
     try:
         counts = (ctypes.c_uint64 * 2).from_buffer(progress)
         Session(program, run, send, counts).main([program.sources[0].path.stem, *arguments])

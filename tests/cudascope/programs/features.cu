@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
     void* a2[] = {&d, &t[3]}; cudaLaunchKernel((const void*)(void (*)(float*, float))over, dim3(1), dim3(2), a2, 0, 0); show("launchKernel");
     try { throw std::runtime_error("thrown"); } catch (const std::exception& x) { printf("caught %s\n", x.what()); }
     auto sp = std::make_shared<int>(3); static thread_local int tl = 4; tl++; assert(tl == 5); std::thread th([&] { over<<<1, 4>>>(d, 55); }); th.join(); show("thread");
-    float* m; cudaMallocManaged(&m, 16); for (int i = 0; i < 4; i++) m[i] = i; over<<<1, 2>>>(m); cudaDeviceSynchronize(); printf("managed %g %g %g\n", m[0], m[2], m[3]); cudaFree(m);
+    float* m; cudaMallocManaged(&m, 16); for (int i = 0; i < 4; i++) m[i] = i; over<<<1, 2>>>(m); apply<<<1, 4>>>([=] __device__ (int i) { m[i] += 1; }, 4); cudaDeviceSynchronize(); printf("managed %g %g %g\n", m[0], m[2], m[3]); cudaFree(m);
     size_t pitch; float* pd; cudaMallocPitch(&pd, &pitch, 12, 5); cudaMemcpy2D(pd, pitch, t, 4, 4, 4, cudaMemcpyHostToDevice); float back[4]; cudaMemcpy2D(back, 4, pd, pitch, 4, 4, cudaMemcpyDeviceToHost); printf("pitch %zu %g %g\n", pitch, back[0], back[3]);
     cudaStream_t s; cudaStreamCreate(&s); cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b); cudaEventRecord(a, s); over<<<1, 4, 0, s>>>(d); cudaEventRecord(b, s); cudaEventSynchronize(b); float ms = -1; cudaEventElapsedTime(&ms, a, b); printf("elapsed %d\n", ms > 0); cudaStreamDestroy(s);
     int bs, gs, nb; cudaOccupancyMaxPotentialBlockSize(&gs, &bs, tables, 0, 0); cudaOccupancyMaxActiveBlocksPerMultiprocessor(&nb, tables, 128, 0); printf("occupancy %d %d %d\n", gs, bs, nb);

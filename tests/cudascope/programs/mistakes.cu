@@ -72,7 +72,7 @@ int main(int argc, char** argv) {
     }
     // ------------------------------------------------------------------------------------------ in kernels
     if (is("past_end")) fill<<<2, 64>>>(d, N + 1), fill<<<1, 64>>>(d, N);
-    if (is("far_past_end")) shift<<<1, 1>>>(d, N + 5000);
+    if (is("far_past_end")) shift<<<1, 1>>>(d, N + 5000), say("far_past_end");
     if (is("before_start")) shift<<<1, 1>>>(d, -3);
     if (is("through_struct")) by_struct<<<1, 128>>>(Table{d, N}, N + 2);
     if (is("doubles_in_struct")) {
