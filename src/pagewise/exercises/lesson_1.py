@@ -36,6 +36,12 @@ SAFE_SOFTMAX = python_exercise(
         "no maximum: exp(1000) is infinite, and inf / inf is NaN. Before `exp`, subtract the largest score of the row: "
         "it cancels in the quotient.",
         ("scores - m.masked_fill(m == -torch.inf, 0.0)", "scores"),
+        "clamped: Large scores became equal: a limit changes the differences of scores. Subtract the largest score of "
+        "the row, which keeps them.",
+        ("torch.exp(scores - m.masked_fill(m == -torch.inf, 0.0))", "torch.exp(scores.clamp(max=80))"),
+        "the maxima along the columns: Each row needs its own maximum. Without keepdim=True, the maxima of the rows "
+        "meet the columns.",
+        ("m = scores.amax(dim=-1, keepdim=True)", "m = scores.amax(dim=-1)"),
         "one maximum for all rows: One maximum is subtracted from all rows. In a row of smaller scores every `exp` is "
         "then 0, and 0 / 0 is NaN. Give `amax` the dimension of the keys (`dim=-1`, `keepdim=True`).",
         ("scores.amax(dim=-1, keepdim=True)", "scores.max()"),
@@ -80,6 +86,9 @@ CAUSAL_MASK = python_exercise(
         ("<=", "<"),
         "one too far: Each query sees one key of its future. The positions of the queries are too large by 1.",
         ("S - T", "S - T + 1"),
+        "shifted the other way: You shift the mask by T − S. The last query, T − 1, must see the last key, S − 1, so "
+        "query t sees keys up to t + S − T.",
+        ("query + S - T", "query + T - S"),
         "inverted: The mask is inverted. True marks a key that the query *may* look at.",
         ("<=", ">"),
         "transposed: The mask is transposed. It needs a row for each query and a column for each key.",

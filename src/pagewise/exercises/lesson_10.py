@@ -80,6 +80,11 @@ ZIGZAG_POSITIONS = python_exercise(
         "striped: Those are single tokens in turns (the striped order). In the zigzag order, a process holds two "
         "pieces of neighbouring tokens.",
         (f"[*{_FIRST}, *{_SECOND}]", "[*range(r, S, n)]"),
+        "the late piece first: Each list is in ascending order: put the early piece before the late piece.",
+        (
+            "[*range(r * c, (r + 1) * c), *range(S - (r + 1) * c, S - r * c)]",
+            "[*range(S - (r + 1) * c, S - r * c), *range(r * c, (r + 1) * c)]",
+        ),
         "the same distance: Process 0 must hold the last piece, and process 1 the last but one. Count the second piece "
         "from the end.",
         (_SECOND, "range((n + r) * c, (n + r + 1) * c)"),

@@ -31,6 +31,12 @@ TOKENS_COMPUTED = python_exercise(
         "last token computed: The count with a cache is one too high. Look at the end: no call reads the last new "
         "token.",
         ("return prompt_len + num_new - 1", "return prompt_len + num_new"),
+        "one call too many: Your sum has num_new + 1 calls. The last call computes prompt_len + num_new − 1 tokens, "
+        "because no call computes the last new token.",
+        (
+            "num_new * prompt_len + num_new * (num_new - 1) // 2",
+            "(num_new + 1) * prompt_len + (num_new + 1) * num_new // 2",
+        ),
         "no prompt: The prompt is missing from the count with a cache. Look at the first call: it computes the whole "
         "prompt.",
         ("return prompt_len + num_new - 1", "return num_new"),
@@ -86,6 +92,8 @@ DECODE_BATCH = python_exercise(
         "nothing yet: The function does nothing yet. Begin with a loop over the sequences: sequence b writes its new k "
         "and v into row lengths[b] of its caches.",
         ("    out = torch", "    return None\n    out = torch"),
+        "no scale: Your scores are q · k. Divide them by √D, as `attention` does.",
+        ("b : b + 1], keys, values)", "b : b + 1], keys, values, scale=1.0)"),
         "cache not written: The output is right, but the caches are as before, so the next step will not find these "
         "tokens. Assign to a row of `k_cache` and `v_cache` instead of making new tensors.",
         ("    out = torch", "    k_cache, v_cache = k_cache.clone(), v_cache.clone()\n    out = torch"),

@@ -45,6 +45,8 @@ COPY_ON_WRITE = python_exercise(
         "nothing: Another table holds the last block too, so the write would change the text of another sequence. Look "
         "at ref_counts[table[-1]], and take a new block if it is above 1.",
         ("if ref_counts[old] == 1:", "if True:"),
+        "one block more: The copy takes the place of the shared block in the table. The sequence does not get longer.",
+        ("    table[-1] = new\n", "    table.append(new)\n"),
         "always: No other table holds the block, so the sequence may write into it. Copy only if its count is above 1.",
         ("    if ref_counts[old] == 1:\n        return None\n", ""),
         "still free: The new block is still in the free list, so the next sequence gets it too. `pop(0)` removes it.",
@@ -181,6 +183,12 @@ ATTEND_THROUGH_TABLE = python_exercise(
         "nothing hidden: The last block has slots past the end of the sequence, and they get weights. Keep only the "
         "first `length` rows of keys and values.",
         _UNCUT,
+        "no table: You read the first slots of the cache. The table says which blocks hold the sequence: index both "
+        "caches with it.",
+        (
+            "k_cache[table[:num_blocks]].flatten(0, 1), v_cache[table[:num_blocks]].flatten(0, 1)",
+            "k_cache.flatten(0, 1), v_cache.flatten(0, 1)",
+        ),
         "last block lost: The last, partly filled block is missing. Round the number of blocks up.",
         ("-(-length // k_cache.shape[1])", "length // k_cache.shape[1]"),
         "the newest token: The newest token is missing. Its K and V are in the cache, and `length` counts it.",
@@ -229,6 +237,7 @@ CACHED_TOKENS = python_exercise(
         call([5, 6, 3, 4, 7], [[1, 2, 3, 4]], 2),
         call([1, 2, 3, 4, 5], [[1, 2, 3, 4], [1, 2]], 2),
         call([1, 2, 3, 4, 5, 6, 7], [[1, 2, 9, 9], [1, 2, 3, 4, 5, 6]], 3),
+        call([5, 6, 1, 2, 7], [[5, 6, 8, 8], [9, 9, 1, 2]], 2),
         call([4, 5, 6], [], 2),
     ],
     [
@@ -245,6 +254,12 @@ CACHED_TOKENS = python_exercise(
             "        while same < min(len(prompt), len(other)) and prompt[same] == other[same]:\n"
             "            same += 1\n",
             "        same = sum(a == b for a, b in zip(prompt, other))\n",
+        ),
+        "from one other to the next: The second block has another past in the cache, so its K and V differ. Follow one "
+        "of `others` at a time.",
+        (
+            "while same < min(len(prompt), len(other)) and prompt[same] == other[same]:",
+            "while any(same < min(len(prompt), len(each)) and prompt[same] == each[same] for each in others):",
         ),
         "the last other: The last of `others` replaces a longer match. Keep the maximum over all of `others`.",
         ("max(longest, same)", "same"),

@@ -51,6 +51,10 @@ WARP_SUM = CudaExercise(
         "shuffle in a branch: A shuffle needs both lanes: the lane that gives must take part, too. Move the shuffle "
         "out of the `if`.",
         (_STEP, f"if (threadIdx.x < distance) {_STEP}"),
+        "the first number again: Each step must pass on the sum so far, not the number that the lane began with.",
+        ("(ALL_LANES, sum, distance)", "(ALL_LANES, x[blockIdx.x * 32 + threadIdx.x], distance)"),
+        "the last lane writes: The whole sum is in lane 0, because a shuffle down moves numbers to lower lanes.",
+        ("threadIdx.x == 0", "threadIdx.x == 31"),
         "no shuffle: The result is lane 0's own number. Nothing came from the other lanes: the loop needs a shuffle.",
         (f"for (int distance = 16; distance > 0; distance /= 2) {_STEP}\n    ", ""),
     ],
@@ -145,6 +149,8 @@ QK_BLOCK = CudaExercise(
         "both read all: The score is twice the product, because both threads read all vecs. Thread `member` takes vecs "
         "member, member + 2, …",
         ("vec = member; vec < 8; vec += 2", "vec = 0; vec < 8; ++vec"),
+        "unused slots return: Threads of slots from num_tokens on return before they write. Their score is −INFINITY.",
+        ("    float qk = 0;\n", "    if (token >= num_tokens) return;\n    float qk = 0;\n"),
         "token by token: The keys are read in the layout [token][vec]. Here vec 0 of all tokens comes first, so the "
         "index is vec · 16 + token.",
         ("k[vec * 16 + token]", "k[token * 8 + vec]"),

@@ -58,6 +58,10 @@ MERGE_SPLITS = python_exercise(
         ("m + torch.log(l)", "m"),
         "the sum of the lses: Do not add logarithms. Add exp(lse), then take the logarithm.",
         ("m + torch.log(l)", "lses.sum()"),
+        "exp overflows: exp(200) is infinite in float32, and infinite / infinite is NaN. Subtract the largest lse "
+        "before you call exp.",
+        ("torch.exp(lses - torch.where(m == -torch.inf, 0.0, m))", "torch.exp(lses)"),
+        ("m + torch.log(l)", "lses.logsumexp(dim=0)"),
         "NaN times 0: The empty split has weight 0, and 0 · NaN is NaN. Do not read its output.",
         ("torch.where(weights[:, None] > 0, outs, 0.0)", "outs"),
         "NaN without keys: No split saw a key, so m is −inf, and (−inf) − (−inf) is NaN. Subtract 0 there.",
@@ -230,6 +234,12 @@ PIECES_OF_PROGRAM = python_exercise(
         ("return pieces", "return [(0, 0, tiles[0])]"),
         "one item only: A range may continue into the next item, and into several more.",
         ("return pieces", "return pieces[:1]"),
+        "empty pieces: An item without a tile for this program is not in the list. Append a piece only if its first "
+        "tile comes before its end.",
+        (
+            "        if first < last:\n            pieces.append((item, first - begin, last - begin))",
+            "        pieces.append((item, first - begin, last - begin))",
+        ),
         "tiles of the batch: You count tiles from the start of the batch. Count them from the start of their item.",
         ("first - begin, last - begin", "first, last"),
         "rounded up: With ⌈W / n⌉ tiles for each, the last programs have fewer tiles or none. Use W · p // n.",
