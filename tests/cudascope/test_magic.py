@@ -42,6 +42,7 @@ def test_a_cell_may_have_the_host_code_too(shell):
 
 
 def test_a_compilers_complaint_names_the_line_of_the_cell_and_shows_no_traceback(shell, capsys):
+    shell.user_ns["scale"] = "the kernel of the cell before"
     result = shell.run_cell("%%cuda scale<float>\n" + SCALE)  # no FACTOR
     assert isinstance(result.error_in_exec, CompileError)
     shown = capsys.readouterr().out
