@@ -126,9 +126,9 @@ def _recorder(graph: Graph):
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
             kwargs = kwargs or {}
             if operation.namespace == "pagewise":
-                function = torch._library.custom_ops.OPDEFS[operation.name().partition(".")[0]]._init_fn
                 with self:  # its own operations and launches are kept, not the whole
-                    return function(*args, **kwargs)
+                    on_gpus = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+                    return operation.redispatch(on_gpus, *args, **kwargs)
             if operation is torch.ops.aten._local_scalar_dense.default and on_gpu(args):
                 raise RuntimeError("operation not permitted when stream is capturing: a number is read on the host")
             results = operation(*args, **kwargs)
