@@ -74,8 +74,9 @@ def continued(model: ExactModel, jobs: list[Job]) -> list[tuple[list[int], str]]
     while live:
         rows = []
         for i, j in enumerate(live):
-            num_new = len(tokens[j]) - len(jobs[j].prompt)
-            rows.append(Row(i, jobs[j].sampling, tokens[j], jobs[j].sampling.seed or 0, jobs[j].choice, num_new))
+            num_new, sampling = len(tokens[j]) - len(jobs[j].prompt), jobs[j].sampling
+            ends = frozenset(sampling.stop_ids) | frozenset(() if sampling.ignore_eos else model.eos_token_ids)
+            rows.append(Row(i, sampling, tokens[j], sampling.seed or 0, jobs[j].choice, num_new, ends=ends))
         for j, pick in zip(live, sample(logits, rows), strict=True):
             tokens[j].append(pick.token)
             new, sampling = tokens[j][len(jobs[j].prompt) :], jobs[j].sampling

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import pickle
 import signal
 import threading
 import types
@@ -14,7 +15,10 @@ import torch
 from engine_cases import finished
 
 from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.config import EngineConfig
 from pagewise.engine.interrupts import held_back
+from pagewise.engine.memory import Memory
+from pagewise.engine.paged_memory import PagedMemory
 from pagewise.kv_cache import generate
 from pagewise.models import GPT2, GPT2Config, tiny_model
 from pagewise.paged_blocks import PagedKVCache
@@ -122,6 +126,116 @@ def test_an_end_token_ends_a_sequence_unless_it_is_to_be_ignored():
         stopping = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, stop=end, ignore_eos=ignore_eos)
         (by_id,) = engine().generate(PROMPTS[:1], stopping)
         assert (by_id.token_ids, by_id.text, by_id.finish_reason) == (expected, output.text, "stop")
+
+
+class Named:
+    """The tokenizer, with special tokens that have names, as transformers' tokenizers have."""
+
+    all_special_tokens = ("<|im_end|>", "<|end|>")
+
+    def __init__(self, eos_token_id, special):
+        self.eos_token_id, self.special = eos_token_id, special
+
+    def get_added_vocab(self):
+        return {"<|im_end|>": self.special, "plain": 5}
+
+    def encode(self, text):
+        return TOKENIZER.encode(text)
+
+    def decode(self, ids, *, skip_special_tokens):
+        assert skip_special_tokens
+        return TOKENIZER.decode([i for i in ids if i not in (self.special, self.eos_token_id)])
+
+
+@pytest.mark.parametrize("of_model", [True, False])
+def test_the_end_tokens_of_model_and_tokenizer_both_end_a_sequence(of_model):
+    tokens = unserved(PROMPTS[0])
+    end = tokens[4]
+    model = MODEL.__class__(MODEL.config)
+    model.load_state_dict(MODEL.state_dict())
+    model.eos_token_ids = (end if of_model else 255,)
+    llm = LLM(model, tokenizer=Named(254 if of_model else end, 253), num_blocks=16)
+    (output,) = llm.generate(PROMPTS[:1], GREEDY)
+    assert (output.token_ids, output.finish_reason) == (tokens[: tokens.index(end) + 1], "stop")
+    ignoring = dataclasses.replace(GREEDY, ignore_eos=True)
+    assert llm.generate(PROMPTS[:1], ignoring)[0].token_ids == tokens
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_string_that_names_a_special_token_ends_the_text_at_this_token(ignore_eos):
+    """The text never shows a special token, so the string alone would never be found."""
+    tokens = unserved(PROMPTS[0])
+    special = tokens[4]
+    llm = engine(tokenizer=Named(None, special))
+    (output,) = llm.generate(PROMPTS[:1], dataclasses.replace(GREEDY, stop="<|im_end|>", ignore_eos=ignore_eos))
+    assert (output.token_ids, output.finish_reason) == (tokens[: tokens.index(special) + 1], "stop")
+    assert output.text == TOKENIZER.decode(tokens[: tokens.index(special)])
+    for other in ("plain", "<|end|>"):  # no special token, and one that the vocabulary does not have
+        (output,) = llm.generate(PROMPTS[:1], dataclasses.replace(GREEDY, stop=other))
+        assert output.token_ids == tokens
+
+
+@pytest.mark.parametrize("way", [{"stop_token_ids": "end"}, {"stop": "end"}], ids=["stop_token_ids", "stop"])
+@pytest.mark.parametrize("speculate", [0, 3])
+def test_min_tokens_come_before_any_end(way, speculate):
+    """The likeliest token after the prompt ends the sequence, and is not drawn as long as there are too few."""
+    end = unserved(PROMPTS[0])[0]
+    stops = dict.fromkeys(way, (end,))
+    llm = engine(speculate=speculate)
+    early, late = llm.generate(PROMPTS[:1] * 2, [dataclasses.replace(GREEDY, min_tokens=n, **stops) for n in (0, 3)])
+    assert early.token_ids == [end]
+    assert end not in late.token_ids[:3]
+    assert len(late.token_ids) >= 3
+
+
+def test_a_bias_decides_what_is_drawn():
+    (output,) = engine().generate(PROMPTS[:1], dataclasses.replace(GREEDY, logit_bias={65: 100.0}))
+    assert output.text == "A" * NUM_TOKENS
+    first = unserved(PROMPTS[0])[0]
+    (output,) = engine().generate(PROMPTS[:1], dataclasses.replace(GREEDY, logit_bias={first: -100.0}))
+    assert first not in output.token_ids
+    with pytest.raises(ValueError, match=r"logit_bias must name tokens in \[0, vocab_size = 257\), got 257"):
+        engine().add_request(PROMPTS[0], SamplingParams(logit_bias={257: 1.0}))
+
+
+# ------------------------------------------------------------------------------------------------ options
+
+
+def test_an_engine_takes_its_options_as_one_value_or_one_by_one():
+    config = EngineConfig(num_blocks=64, block_size=4)
+    llm = LLM(MODEL, config, tokenizer=TOKENIZER)
+    assert llm.config == dataclasses.replace(config, backend=llm.backend)
+    other = LLM(MODEL, config, tokenizer=TOKENIZER, block_size=8)
+    assert (other.config.num_blocks, other.memory.block_size) == (64, 8)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        llm.config.block_size = 5
+    assert pickle.loads(pickle.dumps(llm.config)) == llm.config
+    with pytest.raises(TypeError, match="unexpected keyword argument 'blocks'"):
+        LLM(MODEL, blocks=3)
+
+
+def test_a_memory_of_ones_own_serves_the_engine():
+    """Any object with the methods of `Memory`, and no other."""
+    made = []
+
+    class Counting:
+        """A paged memory behind the protocol alone."""
+
+        def __init__(self, config, sizes, device, dtype):
+            self._paged = PagedMemory(config, sizes, device, dtype)
+            made.append(self)
+
+        def __getattr__(self, name):
+            public = {name for name in vars(Memory) if not name.startswith("_")} | Memory.__annotations__.keys()
+            if name not in public:
+                raise AttributeError(name)
+            return getattr(self._paged, name)
+
+    llm = engine(memory=Counting)
+    assert llm.memory is made[0]
+    assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [unserved(prompt) for prompt in PROMPTS]
+    methods = [name for name, value in vars(Memory).items() if callable(value) and not name.startswith("_")]
+    assert len(methods) <= 8
 
 
 def test_the_last_token_may_complete_a_stop_string_or_leave_half_of_one():
@@ -389,6 +503,8 @@ def test_logits_that_are_not_finite_end_their_own_request_and_no_other(params, s
         assert choice.finish_reason == "error"
         assert len(choice.token_ids) == step
         assert choice.text == TOKENIZER.decode(choice.token_ids)
+    assert outputs[ids[1]].error == heard[-1].error == "the model's logits are not finite"
+    assert outputs[ids[0]].error is None
     assert heard[-1].finish_reason == "error"
     assert nothing_is_held(llm)
 

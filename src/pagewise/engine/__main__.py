@@ -6,6 +6,7 @@ With several processes: torchrun --nproc-per-node 2 -m pagewise.engine "promptâ€
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 
 from pagewise.engine.command_line import Parser, add_engine_options, engine_config
 from pagewise.engine.leader import GroupLost
@@ -36,21 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sampling(asked: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=asked.max_tokens,
-        min_tokens=asked.min_tokens,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        seed=asked.seed,
-        stop=asked.stop,
-        stop_token_ids=asked.stop_token_ids,
-        ignore_eos=asked.ignore_eos,
-    )
+    """Return the sampling parameters whose names are options."""
+    names = {field.name for field in fields(SamplingParams)}
+    return SamplingParams(**{name: value for name, value in vars(asked).items() if name in names})
 
 
 def _token_ids(text: str) -> list[int]:
@@ -85,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     add_engine_options(parser)
+    parser.set_defaults(max_num_seqs=1)
     return parser
 
 

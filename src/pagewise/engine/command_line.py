@@ -66,9 +66,8 @@ def engine_config(asked: argparse.Namespace) -> EngineConfig:
     Raises:
         OSError, ValueError, TypeError: an option does not fit, or the file of the dataflow does not.
     """
-    options = {
-        name: value for name, value in vars(asked).items() if name in {field.name for field in fields(EngineConfig)}
-    }
+    names = {field.name for field in fields(EngineConfig)}
+    options = {name: value for name, value in vars(asked).items() if name in names}
     if asked.dataflow is not None:
         options["dataflow"] = Dataflow.load(asked.dataflow)
     return EngineConfig(**options)

@@ -56,6 +56,7 @@ class LLM(Engine, AbstractContextManager):
                 self._leader = Leader(model, whole, config)
                 mine = self._leader.model
             self.config = config = config.completed(mine)
+            self.backend = config.backend  # that computes attention
             if self._leader is None:
                 runner = make_runner(mine, config)
             else:
@@ -73,11 +74,6 @@ class LLM(Engine, AbstractContextManager):
             speculate=config.speculate,
         )
         super().__init__(mine, tokenizer, scheduler, runner)
-
-    @property
-    def backend(self) -> str:
-        """What computes attention: "torch", "triton" or "cuda"."""
-        return self.config.backend
 
     def close(self) -> None:
         """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""

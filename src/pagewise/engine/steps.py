@@ -127,6 +127,7 @@ class Engine:
 
     def _step(self) -> None:
         """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""
+        self.failed_ids = []
         with span("step"):
             try:
                 self._compute()
@@ -160,9 +161,10 @@ class Engine:
         """Give all tokens to their sequences. Then free the sequences that have ended."""
         num_right = {}
         for request, sequence, picks in drawn.picks:
+            if not sequence.untold:  # else a step failed before the sequence was told
+                self._untold.append((request, sequence))
             taken = sequence.take(picks, request.ends, request.longest)
             num_right[sequence] = min(taken, len(picks) - 1)
-            self._untold.append((request, sequence))
         self.scheduler.computed(chunks, num_right)
         for request, sequence, _ in drawn.picks:
             if sequence.finish_reason is not None:
@@ -211,9 +213,8 @@ class Engine:
         finally:  # after Ctrl-C the others are told in the next step
             sequence.logprobs += logprobs
             reason, error = (sequence.finish_reason, sequence.error) if told else (None, None)
-            self._pieces.append(
-                (request, Piece(request.id, sequence.index, new, text, reason, logprobs or None, error))
-            )
+            piece = Piece(request.id, sequence.index, new, text, reason, logprobs or None, error)
+            self._pieces.append((request, piece))
         if sequence.finish_reason is not None and sequence in request.live:
             self.scheduler.finish(request, sequence)
 
@@ -239,9 +240,8 @@ class Engine:
         ]
         logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
         error = next((s.error for s in samples if s.error), request.error)
-        self._ended[request.id] = Output(
-            request.id, request.prompt, choices, logprobs, request.num_cached_tokens, error
-        )
+        cached = request.num_cached_tokens
+        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error)
 
 
 def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
@@ -256,19 +256,8 @@ def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
             for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
                 num_new = len(sequence.tokens) - len(request.prompt)
                 for i in range(stop - at):
-                    rows.append(
-                        Row(
-                            at + i,
-                            request.sampling,
-                            sequence.tokens,
-                            request.seed,
-                            sequence.index,
-                            num_new,
-                            chunk.drafts[:i],
-                            sequence.counts,
-                            request.ends,
-                        )
-                    )
+                    row = Row(at + i, request.sampling, sequence.tokens, request.seed, sequence.index, num_new)
+                    rows.append(row._replace(drafts=chunk.drafts[:i], counts=sequence.counts, ends=request.ends))
                 drawn.append((request, sequence, chunk.drafts))
     picks = iter(sample(logits, rows))
     drawn = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]

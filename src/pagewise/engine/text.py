@@ -6,9 +6,9 @@ together with a few tokens before them, their context, and the text of the conte
 
 - The context begins inside a character. Tokenizers with byte fallback, as that of Llama 2, then decode every byte up
   to the next whole word as "\N{REPLACEMENT CHARACTER}", those of new characters too.
-- The context ends inside a character, or in bytes that are no text. New tokens then change its text.
+- The context ends inside a character, or in bytes that are not UTF-8. New tokens then change its text.
 
-So the context begins where a character begins, and its own text is compared with what it becomes.
+So the context begins where a character begins. Its text before new tokens is compared with its text after them.
 """
 
 from typing import Any, NamedTuple
@@ -33,9 +33,8 @@ class Text:
     """The text of a sequence's new tokens. Text is held back while it may change or may begin a stop string.
 
     Args:
-        prompt: the tokens before the new ones. They are no part of the text, except for a character that the prompt
-            begins and new tokens complete.
-        min_tokens: stop strings are not looked for in the text of so many new tokens.
+        prompt: the tokens before the new ones. The text begins after them, or with the character that they began.
+        min_tokens: the number of new tokens in whose text no stop string is looked for.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: list[int], min_tokens: int = 0) -> None:
@@ -75,18 +74,27 @@ class Text:
         while True:
             new = self._after(context, pending)
             if ended or len(pending) > 4 * MOST_BYTES or (new and not new.endswith(NO_TEXT)):
-                whole = self._decode(pending)
-                context, text, pending = Context(pending, whole, whole), text + new, []
+                context, text, pending = self._next(context, pending), text + new, []
                 break
             if len(pending) < MOST_BYTES:
                 break
-            # a character that is not complete yet has less bytes, so the first pending token is no part of one
+            # a character that is not complete yet has fewer bytes, so the first pending token belongs to none
             first = self._after(context, pending[:1])
             if not new.startswith(first):
                 break
             context, text, pending = NOTHING if first else context, text + first, pending[1:]
         self._context, self._pending = context, pending
         return text
+
+    def _next(self, context: Context, tokens: list[int]) -> Context:
+        """Return the context that follows a context and the tokens after it."""
+        whole = self._decode(tokens)
+        if NO_TEXT in whole:  # the context began a character, or these bytes are not UTF-8
+            tokens = context.tokens + tokens
+            if len(tokens) > 4 * MOST_BYTES:
+                return NOTHING
+            whole = self._decode(tokens)
+        return Context(tokens, whole, whole)
 
     def _release(self, text: str, ended: bool) -> str:
         """Hold new text, and return what can be released. At a stop string the text ends."""
@@ -129,7 +137,7 @@ class Text:
                 if NO_TEXT not in clean:
                     tokens = prompt[start:]
                     return Context(tokens, self._decode(tokens), clean)
-        tokens = prompt[1 - MOST_BYTES :]  # bytes that are no text
+        tokens = prompt[1 - MOST_BYTES :]  # bytes that are not UTF-8
         return Context(tokens, self._decode(tokens), "")
 
     def _decode(self, tokens: list[int]) -> str:
