@@ -128,16 +128,23 @@ def test_an_end_token_ends_a_sequence_unless_it_is_to_be_ignored():
         assert (by_id.token_ids, by_id.text, by_id.finish_reason) == (expected, output.text, "stop")
 
 
+class Added(str):
+    """The text of an added token, and whether it is a special one."""
+
+    __slots__ = ("special",)
+
+    def __new__(cls, text, *, special):
+        self = super().__new__(cls, text)
+        self.special = special
+        return self
+
+
 class Named:
     """The tokenizer, with special tokens that have names, as transformers' tokenizers have."""
 
-    all_special_tokens = ("<|im_end|>", "<|end|>")
-
     def __init__(self, eos_token_id, special):
         self.eos_token_id, self.special = eos_token_id, special
-
-    def get_added_vocab(self):
-        return {"<|im_end|>": self.special, "plain": 5}
+        self.added_tokens_decoder = {special: Added("<|im_end|>", special=True), 5: Added("plain", special=False)}
 
     def encode(self, text):
         return TOKENIZER.encode(text)
@@ -170,7 +177,7 @@ def test_a_stop_string_that_names_a_special_token_ends_the_text_at_this_token(ig
     (output,) = llm.generate(PROMPTS[:1], dataclasses.replace(GREEDY, stop="<|im_end|>", ignore_eos=ignore_eos))
     assert (output.token_ids, output.finish_reason) == (tokens[: tokens.index(special) + 1], "stop")
     assert output.text == TOKENIZER.decode(tokens[: tokens.index(special)])
-    for other in ("plain", "<|end|>"):  # no special token, and one that the vocabulary does not have
+    for other in ("plain", "<|end|>"):  # a token that is not special, and a text that is no token
         (output,) = llm.generate(PROMPTS[:1], dataclasses.replace(GREEDY, stop=other))
         assert output.token_ids == tokens
 

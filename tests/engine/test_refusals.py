@@ -30,6 +30,7 @@ UNIFIED = {"model": MODEL, "unified_max": UnifiedMax(0, -1, 1), "attention": "de
 LLMS = [
     # before a model is loaded
     ({"scheduler": "eager"}, ValueError, 'scheduler must be "naive", "static" or "continuous", got \'eager\''),
+    ({"generation_config": "vllm"}, ValueError, 'generation_config must be "auto" or "none", got \'vllm\''),
     ({"attention": "flat"}, ValueError, 'attention must be "paged", "dense" or "block_tensors"'),
     ({"attention": "dense", "prefix_cache": True}, ValueError, 'prefix_cache=True needs attention="paged"'),
     ({"num_blocks": 0}, ValueError, "num_blocks must be at least 1"),

@@ -226,11 +226,12 @@ def test_published_configs_give_models_of_the_published_size(name, parameters):
         (None, 5, (5,)),
         (None, [5, 7], (5, 7)),
         (None, None, ()),
-        ([3, 4], 5, (3, 4)),
-        (0, 5, (0,)),
+        ([3, 4], 5, (3, 4, 5)),
+        (0, 5, (0, 5)),
+        (5, [5, 6], (5, 6)),
     ],
 )
-def test_end_tokens_are_read_from_generation_config_first(generation, config, ids, tmp_path):
+def test_the_end_tokens_of_both_files_end_a_text(generation, config, ids, tmp_path):
     save_random("gpt2", tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
     change_config(tmp_path, eos_token_id=config)
@@ -244,3 +245,15 @@ def test_end_tokens_are_read_from_generation_config_first(generation, config, id
 def test_end_tokens_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="eos_token_id must be a token id or a list of them, got"):
         eos_token_ids({"eos_token_id": wrong})
+
+
+def test_the_sampling_parameters_of_a_checkpoint_are_read(tmp_path):
+    save_random("gpt2", tmp_path)
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    assert load_model(tmp_path)[0].sampling_defaults == {}
+    recommended = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
+    others = {"do_sample": True, "max_length": 20, "num_beams": 4, "transformers_version": "4.0.0"}
+    (tmp_path / "generation_config.json").write_text(json.dumps(recommended | others))
+    assert load_model(tmp_path)[0].sampling_defaults == recommended
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": None, "top_p": 0.5}))
+    assert load_model(tmp_path)[0].sampling_defaults == {"top_p": 0.5}

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from pagewise.engine.command_line import Parser, add_engine_options, engine_config
 from pagewise.engine.leader import GroupLost
@@ -21,10 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = _parser().parse_args(arguments)
     try:
-        sampling, config = _sampling(asked), engine_config(asked)
+        given, config = _sampling(asked), engine_config(asked)
+        SamplingParams(**given)  # a wrong value is refused before the model is loaded
         with LLM(asked.model, config) as llm:
             prompt = asked.prompt if llm.tokenizer is not None else _token_ids(asked.prompt)
-            for piece in llm.stream(prompt, sampling):
+            for piece in llm.stream(prompt, llm.sampling_params(**given)):
                 print(piece, end="" if isinstance(piece, str) else " ", flush=True)
         print()
     except KeyboardInterrupt:
@@ -36,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _sampling(asked: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters whose names are options."""
+def _sampling(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters that the command line gives."""
     names = {field.name for field in fields(SamplingParams)}
-    return SamplingParams(**{name: value for name, value in vars(asked).items() if name in names})
+    return {name: value for name, value in vars(asked).items() if name in names}
 
 
 def _token_ids(text: str) -> list[int]:
@@ -60,11 +62,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default=TINY, help="a folder or a hub id")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate at most")
     parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens before it may end")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: the likeliest token each time")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="of the K likeliest tokens; 0: of all")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the likeliest of this weight")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="of tokens of P times the best's weight")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="for tokens met before")
+    unset = argparse.SUPPRESS  # the checkpoint may recommend a value
+    parser.add_argument(
+        "--temperature", type=float, default=unset, metavar="T", help="0: the likeliest token each time"
+    )
+    parser.add_argument("--top-k", type=int, default=unset, metavar="K", help="of the K likeliest tokens; 0: of all")
+    parser.add_argument("--top-p", type=float, default=unset, metavar="P", help="of the likeliest of this weight")
+    parser.add_argument("--min-p", type=float, default=unset, metavar="P", help="of tokens of P times the best weight")
+    parser.add_argument("--repetition-penalty", type=float, default=unset, metavar="R", help="for tokens met before")
     parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="R", help="for tokens generated before")
     parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="R", help="for each time of these")
     parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")

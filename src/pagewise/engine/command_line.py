@@ -5,7 +5,7 @@ import os
 from dataclasses import fields
 from typing import NoReturn
 
-from pagewise.engine.config import DTYPES, MEMORIES, EngineConfig
+from pagewise.engine.config import DTYPES, GENERATION_CONFIGS, MEMORIES, EngineConfig
 from pagewise.flash_decoding_plus_plus import Dataflow
 
 
@@ -49,6 +49,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--v-scale", type=float, default=default.v_scale, metavar="X", help="a float8 cache stores v / X"
     )
     parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
+    parser.add_argument(
+        "--generation-config",
+        choices=GENERATION_CONFIGS,
+        default=default.generation_config,
+        help="auto: the sampling parameters that the checkpoint recommends, where a request gives none",
+    )
     parser.add_argument(
         "--tensor-parallel",
         type=int,

@@ -23,6 +23,7 @@ from pagewise.tools.device import choose_backend
 from pagewise.tools.sizes import cdiv
 
 SCHEDULERS = ("naive", "static", "continuous")
+GENERATION_CONFIGS = ("auto", "none")
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, torch.float64)}
 MEMORIES = {  # by the name of the attention; only what is asked for is imported
     "paged": ("pagewise.engine.paged_memory", "PagedMemory"),
@@ -66,6 +67,8 @@ class EngineConfig:
         scheduler: see `pagewise.engine.scheduler`. speculate: most drafts for a sequence in a step; 0: none.
         dataflow: a table of lesson 8, which chooses the product of each linear layer for the number of its rows.
         unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
+        generation_config: "auto": a request without SamplingParams has those of the checkpoint's generation_config.json
+            in place of the defaults, and a log line names them. "none" leaves them out.
         tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
             the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
             there `LLM` returns in process 0 alone, and all other processes exit when process 0 closes.
@@ -90,6 +93,7 @@ class EngineConfig:
     speculate: int = 0
     dataflow: Dataflow | None = None
     unified_max: UnifiedMax | None = None
+    generation_config: Literal["auto", "none"] = "auto"
     tensor_parallel: int = 1
     device: torch.device | str | None = None
     dtype: torch.dtype | str | None = None
@@ -103,7 +107,11 @@ class EngineConfig:
             tensor_parallel=self.tensor_parallel,
         )
         check_counts(minimum=0, speculate=self.speculate)
-        for name, known in (("attention", tuple(MEMORIES)), ("scheduler", SCHEDULERS)):
+        for name, known in (
+            ("attention", tuple(MEMORIES)),
+            ("scheduler", SCHEDULERS),
+            ("generation_config", GENERATION_CONFIGS),
+        ):
             if (value := getattr(self, name)) not in known:
                 *most, last = (f'"{one}"' for one in known)
                 raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")

@@ -19,7 +19,7 @@ from pagewise.engine.config import EngineConfig
 from pagewise.engine.follower import follow_torchrun
 from pagewise.engine.leader import Leader
 from pagewise.engine.model_runner import make_runner
-from pagewise.engine.prompts import paired
+from pagewise.engine.prompts import paired, sampling_defaults
 from pagewise.engine.request import Output, Piece, Request
 from pagewise.engine.sampling_params import SamplingParams
 from pagewise.engine.scheduler import Scheduler
@@ -47,6 +47,7 @@ class LLM(Engine, AbstractContextManager):
         if config.tensor_parallel > 1:
             follow_torchrun(config.tensor_parallel)
         whole, tokenizer = _loaded(model, tokenizer, config)
+        recommended = sampling_defaults(whole, config.generation_config)
         self._leader = None
         with ExitStack() as on_error:
             on_error.callback(self.close)
@@ -74,6 +75,7 @@ class LLM(Engine, AbstractContextManager):
             speculate=config.speculate,
         )
         super().__init__(mine, tokenizer, scheduler, runner)
+        self.sampling_defaults = recommended
 
     def close(self) -> None:
         """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""
@@ -94,7 +96,7 @@ class LLM(Engine, AbstractContextManager):
 
         Args:
             prompts: texts, or lists of token ids.
-            sampling: for all, or one for each. Default: SamplingParams().
+            sampling: for all, or one for each. Default: `sampling_params()`.
             progress: show a bar (tqdm). Default: if stderr is a terminal.
 
         Raises:

@@ -1,5 +1,6 @@
 """Prompts and requests: from what a caller gives to what the engine can serve (lesson 9)."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from pagewise.engine.scheduler import Scheduler
 from pagewise.paged_blocks.prefix_cache import as_token
 from pagewise.tools.worker import described
 
+logger = logging.getLogger(__name__)
+
 
 def end_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     """Return all tokens that end a text, for the model's checkpoint or for its tokenizer."""
@@ -19,11 +22,40 @@ def end_tokens(model: nn.Module, tokenizer: Any) -> frozenset[int]:
     return frozenset((*getattr(model, "eos_token_ids", ()), *(() if of_tokenizer is None else (of_tokenizer,))))
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Return {text: id} of the tokens that the text of an answer leaves out, as far as a tokenizer names them."""
-    added = getattr(tokenizer, "get_added_vocab", dict)()
-    special = getattr(tokenizer, "all_special_tokens", ())
-    return {text: token for text, token in added.items() if text in special}
+def sampling_defaults(model: nn.Module, generation_config: str) -> dict[str, float]:
+    """Return the sampling parameters that the checkpoint recommends, and name them in a log line.
+
+    Raises:
+        ValueError: the checkpoint recommends an impossible value.
+    """
+    found = dict(getattr(model, "sampling_defaults", {}))
+    if generation_config == "none" or not found:
+        return {}
+    remedy = 'generation_config="none" leaves them out'
+    try:
+        SamplingParams(**found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"generation_config.json of the checkpoint: {error}; {remedy}") from error
+    said = ", ".join(f"{name} = {value}" for name, value in found.items())
+    logger.warning("defaults of requests, from generation_config.json of the checkpoint: %s; %s", said, remedy)
+    return found
+
+
+def special_stops(tokenizer: Any, strings: Iterable[str]) -> frozenset[int]:
+    """Return the ids of the stop strings that are special tokens. Text leaves special tokens out.
+
+    Raises:
+        ValueError: a string holds a special token and other text, so that no text can hold the string.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
+    special = {str(token): id_ for id_, token in added.items() if token.special}
+    for string in strings:
+        if string not in special and (inside := [token for token in special if token in string]):
+            first = min(inside, key=string.index)
+            raise ValueError(
+                f"stop = {string!r} holds the special token {first!r}, which text leaves out: give {first!r} alone"
+            )
+    return frozenset(special[string] for string in strings if string in special)
 
 
 def token_ids(prompt: object, tokenizer: Any) -> list[int]:
@@ -71,8 +103,9 @@ def checked_request(
         config: of the model. eos: its end tokens.
 
     Raises:
-        ValueError, TypeError: `token_ids` or `checked_tokens` raises; there are stop strings but no text; the tokenizer
-            cannot decode the prompt; or the request alone exceeds the context, a step or the memory.
+        ValueError, TypeError: `token_ids` or `checked_tokens` raises; there are stop strings but no text, or a stop
+            string that no text can hold; the tokenizer cannot decode the prompt; or the request alone exceeds the
+            context, a step or the memory.
     """
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
@@ -95,9 +128,7 @@ def checked_request(
             raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {config.vocab_size}), got {token}")
     tokens = checked_tokens(tokens, config.vocab_size)
     ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else eos)
-    if sampling.stop_strings:  # the text has no special tokens, so they end it as tokens
-        special = special_tokens(tokenizer)
-        ends |= {special[stop] for stop in sampling.stop_strings if stop in special}
+    ends |= special_stops(tokenizer, sampling.stop_strings)
     try:
         request = Request(tokens, sampling, tokenizer, ends, chosen_seed(sampling))
     except Exception as error:

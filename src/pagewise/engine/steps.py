@@ -9,6 +9,7 @@ no other. When another exception ends a step, its requests keep their tokens and
 With tensor parallelism, other processes follow `runner.run`, and the rest of a step happens in this process.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence as Several
 from itertools import islice
@@ -44,6 +45,7 @@ class Engine:
     def __init__(self, model: nn.Module, tokenizer: Any, scheduler: Scheduler, runner: ModelRunner) -> None:
         self.model, self.tokenizer, self.scheduler, self.runner = model, tokenizer, scheduler, runner
         self.memory = runner.memory
+        self.sampling_defaults: dict[str, float] = {}  # in place of those of SamplingParams
         self._ends = prompts.end_tokens(model, tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -72,12 +74,23 @@ class Engine:
 
         Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
         """
-        sampling = SamplingParams() if sampling is None else sampling
+        sampling = self.sampling_params() if sampling is None else sampling
         request = prompts.checked_request(
             prompt, sampling, self.tokenizer, self.model.config, self._ends, self.scheduler
         )
         request.listener = listener
         return request
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """Return the sampling parameters of a request that gives some of them. The checkpoint may recommend others.
+
+        Raises:
+            ValueError, TypeError: as SamplingParams.
+        """
+        beams = given.get("beam_width", 1) != 1
+        drawing = ("top_k", "top_p", "min_p") if beams else ()  # a beam search draws nothing
+        recommended = {name: value for name, value in self.sampling_defaults.items() if name not in drawing}
+        return SamplingParams(**recommended | given)
 
     def add(self, request: Request) -> int:
         """The second half of `add_request`: let a prepared request wait for its turn; returns its id."""
@@ -101,10 +114,23 @@ class Engine:
             if (request := self._requests.pop(request_id, None)) is not None:
                 self.scheduler.remove(request)
 
-    def max_new_tokens(self, prompt: Prompt) -> int:
-        """Return the largest max_tokens that fits context and memory after this prompt; below 1 if it is too long."""
+    def max_new_tokens(self, prompt: Prompt, *, n: int = 1) -> int:
+        """Return the largest max_tokens of n samples that fits context and memory after this prompt.
+
+        The result is below 1 if the prompt is too long.
+        """
         tokens = prompts.token_ids(prompt, self.tokenizer)
-        return min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
+        n = min(n, self.scheduler.max_num_seqs)  # `prepare` refuses more
+
+        def exceeds(max_tokens: int) -> bool:
+            try:
+                self.memory.check_fits(Request(tokens, SamplingParams(max_tokens, n=n), None))
+            except ValueError:
+                return True
+            return False
+
+        most = min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
+        return most if n == 1 or most < 1 else bisect_left(range(1, most + 1), True, key=exceeds)
 
     @property
     def has_unfinished(self) -> bool:

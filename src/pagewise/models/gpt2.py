@@ -10,7 +10,9 @@ Radford et al. 2019. GELU: Hendrycks & Gimpel 2016. LayerNorm: Ba et al. 2016. P
 transformers' checkpoints, where a layer's weight is [in, out].
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
@@ -72,10 +74,12 @@ class GPT2Config:
 class GPT2(nn.Module):
     """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
 
-    `eos_token_ids` are the tokens that end a text. `load_model` reads them from the checkpoint.
+    `eos_token_ids` are the tokens that end a text, and `sampling_defaults` the sampling parameters that the model's
+    authors recommend. `load_model` reads both from the checkpoint.
     """
 
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()

@@ -14,7 +14,9 @@ Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Sha
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
@@ -84,10 +86,12 @@ class LlamaConfig:
 class Llama(nn.Module):
     """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
 
-    `eos_token_ids` are the tokens that end a text. `load_model` reads them from the checkpoint.
+    `eos_token_ids` are the tokens that end a text, and `sampling_defaults` the sampling parameters that the model's
+    authors recommend. `load_model` reads both from the checkpoint.
     """
 
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """Load checkpoints and their tokenizers, from folders or from the Hugging Face hub.
 
 transformers' `save_pretrained` writes such a folder. It holds config.json, the weights as safetensors (one file, or
-shards and model.safetensors.index.json) and the files of the tokenizer. `tiny_model` loads a folder inside the package
-and needs neither a network nor transformers. A setting that is not implemented here raises ValueError.
+shards and model.safetensors.index.json), and the files of the tokenizer with its chat template. generation_config.json
+has end tokens, and the sampling parameters that the model's authors recommend. `tiny_model` loads a folder inside the
+package and needs neither a network nor transformers. A setting that is not implemented here raises ValueError.
 """
 
 import importlib
@@ -24,7 +25,9 @@ from pagewise.tools.progress import progress
 
 TINY = Path(__file__).parent / "tiny"
 _LEFTOVERS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # older files hold these besides weights
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_DOWNLOADED = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "vocab*", "merges.txt")  # * matches / too
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class ByteTokenizer:
@@ -37,6 +40,10 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`. No special token is added."""
         return list(text.encode())
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        """The name of a token: sentencepiece's for a byte."""
+        return f"<0x{token:02X}>" if token < 256 else ""
 
     def decode(self, ids: Iterable[int] | Int[Tensor, " n"], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become "�".
@@ -59,8 +66,8 @@ def load_model(
         device: the default is torch's default device, normally the CPU.
 
     Returns:
-        The model has its `eos_token_ids`. The tokenizer is that of transformers if the folder has the files of one, a
-        `ByteTokenizer` if config.json has `"tokenizer": "bytes"`, and else None.
+        The model has its `eos_token_ids` and `sampling_defaults`. The tokenizer is that of transformers if the folder
+        has the files of one, a `ByteTokenizer` if config.json has `"tokenizer": "bytes"`, and else None.
 
     Raises:
         ValueError: the checkpoint does not exist, its model is not implemented here, or its weights do not fit.
@@ -77,15 +84,15 @@ def load_model(
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
     settings = _read_json(folder / "config.json")
-    generation = folder / "generation_config.json"
+    generation = _read_json(path) if (path := folder / "generation_config.json").is_file() else {}
+    _check_not_quantised(settings)
     with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
         model = build_model(settings)
-    model.eos_token_ids = eos_token_ids(_read_json(generation) if generation.is_file() else {}, settings)
+    model.eos_token_ids = eos_token_ids(generation, settings)
+    model.sampling_defaults = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
     weights = _read_weights(folder, model, dtype, device)
-    try:
-        model.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"the weights in {folder} do not fit its config.json: {error}") from None
+    _check_weights(folder, weights, model.state_dict())
+    model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
 
 
@@ -110,7 +117,10 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     for shard, name in progress(found, "weights", delay=1.0):
         if not name.endswith(_LEFTOVERS):
             whole = f"{prefix}.{name}"
-            weight = shard.get_tensor(name).to(device=device, dtype=dtype)
+            weight = shard.get_tensor(name)
+            if weight.dtype not in (*FLOATS, torch.float64):
+                raise ValueError(f"{name} in {folder} is {weight.dtype}: quantised weights are not implemented")
+            weight = weight.to(device=device, dtype=dtype)
             name = whole if whole in expected else name
             if name in expected and not expected[name].is_contiguous() and weight.dim() == 2:
                 weight = weight.T.contiguous().T  # the layout of the model: see gpt2.Conv1D
@@ -120,6 +130,25 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
         if head is not None and embedding in weights and not torch.equal(head, weights[embedding]):
             raise ValueError(f"config.json in {folder} has tie_word_embeddings, but lm_head.weight is another matrix")
     return weights
+
+
+def _check_weights(folder: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not exactly those that config.json describes."""
+    shapes = {name: (list(found[name].shape), list(expected[name].shape)) for name in found.keys() & expected.keys()}
+    faults = {
+        "lacks": expected.keys() - found.keys(),
+        "has besides": found.keys() - expected.keys(),
+        "has of another size": {f"{name} {was}, not {size}" for name, (was, size) in shapes.items() if was != size},
+    }
+    for fault, names in faults.items():
+        if names:
+            raise ValueError(f"the weights in {folder} do not fit its config.json: the folder {fault} {_first(names)}")
+
+
+def _first(names: Iterable[str]) -> str:
+    """Return the first three names, and the number of the others."""
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -139,26 +168,37 @@ def _open(path: Path) -> Any:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
+    remedy = "weights are read from safetensors only; save_pretrained(folder, safe_serialization=True) writes them"
     if index.is_file():
         names = sorted(set(_read_json(index).get("weight_map", {}).values()))
+        remedy = f"{index.name} names {len(names)} files; fetch what is missing"
+    elif not (folder / names[0]).is_file() and (shards := [one.name for one in folder.glob("*-of-*.safetensors")]):
+        names, remedy = [index.name], f"this file says what is in {_first(shards)}; fetch it too"
     if absent := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(
-            f"{folder} lacks {', '.join(absent)}: weights are read from safetensors only; "
-            f"save_pretrained(folder, safe_serialization=True) writes them"
-        )
+        raise ValueError(f"{folder} lacks {_first(absent)}: {remedy}")
     return [folder / name for name in names]
 
 
 def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> Any:
-    if any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        return _require_package("transformers", f"the tokenizer in {folder}").AutoTokenizer.from_pretrained(folder)
-    return ByteTokenizer() if settings.get("tokenizer") == "bytes" else None
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        if (folder / "tokenizer_config.json").is_file():  # transformers would make a tokenizer without tokens of it
+            raise ValueError(f"{folder} has tokenizer_config.json, but none of {', '.join(_VOCABULARIES)}")
+        return ByteTokenizer() if settings.get("tokenizer") == "bytes" else None
+    transformers = _require_package("transformers", f"the tokenizer in {folder}")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise ValueError(f"the tokenizer in {folder} cannot be read; is a file missing? {error}") from error
+    processor = folder / "chat_template.json"  # where older processors keep a template, which AutoTokenizer ignores
+    if not tokenizer.chat_template and processor.is_file():
+        tokenizer.chat_template = _read_json(processor).get("chat_template")
+    return tokenizer
 
 
 def _download(hub_id: str) -> Path:
     hub = _require_package("huggingface_hub", f"{hub_id!r} is not a folder; fetching it from the hub")
     try:
-        return Path(hub.snapshot_download(hub_id, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
+        return Path(hub.snapshot_download(hub_id, allow_patterns=[*_DOWNLOADED]))
     except (OSError, ValueError) as error:
         raise ValueError(f"{hub_id!r} is not a folder and could not be fetched from the hub: {error}") from error
 
@@ -179,14 +219,15 @@ def build_model(settings: Mapping[str, Any]) -> Llama | GPT2:
 
 
 def eos_token_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens that end a text, from the first source that has any."""
+    """Return the tokens that end a text in any of the sources."""
+    found = {}
     for source in sources:
         if (ids := source.get("eos_token_id")) is not None:
             ids = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(token, int) and token >= 0 for token in ids):
                 raise ValueError(f"eos_token_id must be a token id or a list of them, got {ids}")
-            return tuple(ids)
-    return ()
+            found |= dict.fromkeys(ids)
+    return tuple(found)
 
 
 def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
@@ -229,6 +270,17 @@ def gpt2_config(settings: Mapping[str, Any]) -> GPT2Config:
     return GPT2Config(**{ours: settings[theirs] for theirs, ours in names.items() if theirs in settings})
 
 
+def _check_not_quantised(settings: Mapping[str, Any]) -> None:
+    """Refuse a quantised checkpoint, whose weights mean nothing without their scales."""
+    for name in ("quantization_config", "compression_config"):
+        if quantised := settings.get(name):
+            method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+            raise ValueError(
+                f"{name} says that the checkpoint is quantised ({method}), which is not implemented: use the original "
+                f"checkpoint, in float32, float16 or bfloat16"
+            )
+
+
 def _check_only(model: str, settings: Mapping[str, Any], only: Mapping[str, Any]) -> None:
     for name, supported in only.items():
         if (got := settings.get(name, supported)) != supported:
@@ -241,15 +293,16 @@ def _check_present(settings: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def _check_no_window(settings: Mapping[str, Any]) -> None:
-    """Refuse a Qwen in which some layers see only the last `sliding_window` tokens."""
+    """Refuse a Qwen in which some layers see only the last `sliding_window` tokens. Transformers' default is 4096."""
     kinds = settings.get("layer_types")
-    if kinds is None and settings.get("use_sliding_window") and settings.get("sliding_window"):
+    window = settings.get("sliding_window", 4096)
+    if kinds is None and settings.get("use_sliding_window") and window is not None:
         full = settings.get("max_window_layers", 28)
         kinds = ["sliding_attention"] * (settings.get("num_hidden_layers", full) - full)
     if windowed := set(kinds or ()) - {"full_attention"}:
         raise ValueError(
-            f"layers of {', '.join(map(repr, sorted(windowed)))} are not implemented (sliding_window = "
-            f"{settings.get('sliding_window')}): layers here see all of the past"
+            f"layers of {', '.join(map(repr, sorted(windowed)))} are not implemented (sliding_window = {window}): "
+            f"layers here see all of the past"
         )
 
 

@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM. Then refuse new requests, and end when the running requests have ended.
 
     If the command cannot be done, print one line on stderr that says why, and return exit status 2. All options and the
-    address are checked before the model is loaded. If a process of tensor parallelism ends, answer all requests with an
-    error, and return 1.
+    address are checked before the model is loaded. If a process of tensor parallelism ends, or --grace does, answer all
+    requests with an error, and return 1.
     """
     asked = _parser().parse_args(arguments)
     try:
@@ -31,12 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from pagewise.engine.serve.app import make_app
 
         check_counts(max_queue=asked.max_queue)
-        check_counts(minimum=0, grace=asked.grace)
+        check_counts(minimum=0, grace=asked.grace, keep_alive=asked.keep_alive)
         config = engine_config(asked)
         leads = os.environ.get("RANK", "0") == "0"  # under torchrun only one process serves
         address = _bound(asked.host, asked.port) if leads else None
         llm = LLM(asked.model or TINY, config)
-        app = make_app(llm, name=asked.name or asked.model or "tiny", max_queue=asked.max_queue)
+        name = asked.name or asked.model or "tiny"
+        app = make_app(llm, name=name, max_queue=asked.max_queue, api_key=asked.api_key)
     except ModuleNotFoundError as error:
         print(f"error: the server needs {error.name}: pip install 'attention-page-by-page[serve]'", file=sys.stderr)
         return 2
@@ -50,13 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             host, port = address.getsockname()[:2]  # uvicorn says this only of sockets that it has bound
             print(f"serving at http://{f'[{host}]' if ':' in host else host}:{port}", file=sys.stderr, flush=True)
 
-    server = Server(uvicorn.Config(app, access_log=False, timeout_graceful_shutdown=asked.grace))
+    timeouts = {"timeout_graceful_shutdown": asked.grace, "timeout_keep_alive": asked.keep_alive}
+    server = Server(uvicorn.Config(app, access_log=False, **timeouts))
     engine = app.state.engine
     engine.when_lost = lambda: setattr(server, "should_exit", True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises the signal again when it has ended
+    # uvicorn raises the signal again when it has ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(engine.cut_off)))
     with llm, contextlib.suppress(KeyboardInterrupt):
         server.run([address])
-    return 1 if engine.lost else 0
+    return int(engine.lost or engine.cut_off)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -88,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, default=8000, help="0: any free port")
     parser.add_argument("--max-queue", type=int, default=256, metavar="N", help="most requests; others get a 429")
     parser.add_argument("--grace", type=int, default=30, metavar="S", help="seconds for requests at the end")
+    parser.add_argument("--keep-alive", type=int, default=120, metavar="S", help="seconds for an idle connection")
+    parser.add_argument("--api-key", metavar="KEY", help="clients must send it; default: any client is served")
     add_engine_options(parser)
     return parser
 

@@ -1,43 +1,35 @@
 """The fields that the bodies of both endpoints share, and how an answer becomes JSON (lesson 9).
 
 Both endpoints take the options of `SamplingParams` by their names. OpenAI's client sends the options that OpenAI does
-not have (top_k, min_p, beam_width, repetition_penalty, ignore_eos) as `extra_body`. This module checks types, and
-`SamplingParams` checks values.
-An option of OpenAI's that would change the answer and is not implemented is refused.
+not have (top_k, min_p, beam_width, …) as `extra_body`. An option that is left out has the
+value that the checkpoint recommends, or that of `SamplingParams`. This module checks types, and `SamplingParams` checks
+values. An option of OpenAI's that would change the answer and is not implemented is refused.
 
 Each prompt of a body has width = max(n, beam_width) choices. Choice c of prompt i has the index i · width + c, in a
 stream and in a whole answer. Beams are sorted, best first.
 """
 
 import reprlib
-from typing import Annotated, Any, ClassVar, NamedTuple
+from codecs import BOM_UTF8
+from dataclasses import fields
+from threading import Event
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from pagewise.engine import LLM, Output, SamplingParams
+from pagewise.engine import Output, SamplingParams
 from pagewise.engine.request import Piece, Request
+from pagewise.engine.serve.errors import Refused
+from pagewise.engine.serve.tokens import Token, Tokens
 
 Prompt = str | list[int]
-LEAST_LOGPROB = -9999.0  # in place of −∞, which JSON does not have
 MOST_STOPS, LONGEST_STOP = 16, 256  # all are searched for in every new piece of text, while others wait
+MOST_BIASES = 1024  # all are added in every step
 Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
-NumLogprobs = Annotated[int, Field(ge=0, le=20)]  # 20: OpenAI's limit
+# JavaScript and some tools write 16 as 16.0
+Whole = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
+NumLogprobs = Annotated[Whole, Field(ge=0, le=20)]  # 20: OpenAI's limit
 
-SAMPLING = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "n",
-    "beam_width",
-    "stop",
-    "seed",
-    "ignore_eos",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 NO_EFFECT = {
     "user",
     "metadata",
@@ -50,8 +42,7 @@ NO_EFFECT = {
 }
 """Options of OpenAI's that change no answer."""
 NEUTRAL = {
-    "logit_bias": {},
-    "best_of": 1,
+    "skip_special_tokens": True,
     "suffix": "",
     "echo": False,
     "tools": [],
@@ -61,33 +52,13 @@ NEUTRAL = {
     "modalities": ["text"],
     "response_format": {"type": "text"},
 }
-"""Options of OpenAI's that are not implemented: the value of each that changes nothing."""
-
-
-class Refused(Exception):
-    """A request that gets a 4xx. The error says what is wrong, and in which field of the body."""
-
-    def __init__(self, message: str, field: str | None = None, status: int = 400) -> None:
-        super().__init__(message)
-        self.field, self.status = field, status
-
-    @classmethod
-    def of(cls, error: Exception, body: "Body", otherwise: str | None) -> "Refused":
-        """Turn an error of the engine into a refusal. The first word of its message is the name of the field."""
-        name = str(error).split()[0]
-        return cls(str(error), name if name in type(body).model_fields else otherwise)
+"""Options of OpenAI's and vLLM's that are not implemented: the value of each that changes nothing."""
 
 
 class Strict(BaseModel):
     """A body that is refused if a field has a wrong type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-
-
-class StreamOptions(Strict):
-    """Options of a stream: whether a last chunk counts the tokens."""
-
-    include_usage: bool | None = None
 
 
 class Body(Strict):
@@ -100,17 +71,20 @@ class Body(Strict):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
+    stream_options: dict[str, bool | None] | None = None  # include_usage: a last chunk counts the tokens
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
-    n: int | None = None
-    beam_width: int | None = None
+    n: Whole | None = None
+    beam_width: Whole | None = None
     stop: Stop | Annotated[list[Stop | int], Field(max_length=MOST_STOPS)] | None = None
-    seed: int | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
+    seed: Whole | None = None
     ignore_eos: bool | None = None
+    logit_bias: Annotated[dict[int, float], Field(max_length=MOST_BIASES)] | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -119,11 +93,15 @@ class Body(Strict):
     def read(cls, body: bytes) -> "Body":
         """Parse a body. Refuse it if a type does not fit, or if it asks for something that is not implemented."""
         try:
-            self = cls.model_validate_json(body)
+            self = cls.model_validate_json(body.removeprefix(BOM_UTF8))
         except ValidationError as error:
             raise _refused(error) from error
+        neutral = NEUTRAL | {"best_of": self.n or 1}
+        for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
+            if self.model_extra.get(choice) == "none":
+                neutral[tools] = self.model_extra.get(tools)
         for name, value in self.model_extra.items():
-            if value is not None and name not in NO_EFFECT and (name not in NEUTRAL or value != NEUTRAL[name]):
+            if value is not None and name not in NO_EFFECT and (name not in neutral or value != neutral[name]):
                 raise Refused(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
@@ -137,71 +115,63 @@ class Body(Strict):
         """How many choices each prompt has."""
         return max(self.n or 1, self.beam_width or 1)
 
-    def sampling(self, **more: Any) -> SamplingParams:
+    def sampling(self, tokens: Tokens, **more: Any) -> SamplingParams:
         """Return the sampling parameters of every prompt."""
-        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        names = {field.name for field in fields(SamplingParams)} - {"logprobs"}
+        given = {name: value for name, value in self if name in names and value is not None}
         try:
-            return SamplingParams(**given | more, logprobs=self.num_likeliest)
+            return tokens.llm.sampling_params(**given | more, logprobs=self.num_likeliest)
         except (ValueError, TypeError) as error:
-            raise Refused.of(error, self, None) from error
+            raise refused(error, self, None) from error
 
     @property
     def prompts(self) -> list[Prompt]:
         """Each prompt, or a placeholder for it. The server counts the prompts before it works on them."""
         raise NotImplementedError
 
-    def requests(self, llm: LLM) -> list[Request]:
-        """Return a checked request for each prompt. Long prompts take long: call this in a worker thread."""
+    def requests(self, tokens: Tokens, left: Event) -> list[Request]:
+        """Return a checked request for each prompt. A worker thread calls this; it ends if the client has `left`."""
         raise NotImplementedError
 
-    def prepared(self, llm: LLM, prompt: Prompt, sampling: SamplingParams) -> Request:
-        """Return `llm.prepare(prompt, sampling)`. Its errors become refusals for the client."""
+    def prepared(self, tokens: Tokens, ids: list[int], sampling: SamplingParams) -> Request:
+        """Return a request that the engine accepts. Refuse one that it does not."""
+        if len(ids) + sampling.max_tokens > tokens.context:
+            raise tokens.too_long(len(ids), self.prompt_field, sampling.max_tokens)
         try:
-            return llm.prepare(prompt, sampling)
+            return tokens.llm.prepare(ids, sampling)
         except (ValueError, TypeError) as error:
-            raise Refused.of(error, self, self.prompt_field) from error
+            raise refused(error, self, self.prompt_field) from error
 
     def openings(self) -> list[dict]:
         """The choices that a stream begins with."""
         return []
 
-    def part(self, index: int, text: str, finish_reason: str | None, logprobs: list["TokenLogprobs"] | None) -> dict:
-        """Return what is new of a choice, as a stream sends it."""
+    def part(self, index: int, text: str, finish_reason: str | None, logprobs: list[list[Token]] | None) -> dict:
+        """Return what is new of a choice, as a stream sends it. `logprobs` are those of `Tokens.steps`."""
         raise NotImplementedError
 
-    def choice(self, index: int, text: str, finish_reason: str, logprobs: list["TokenLogprobs"] | None) -> dict:
+    def choice(self, index: int, text: str, finish_reason: str, logprobs: list[list[Token]] | None) -> dict:
         """All of a choice."""
         return self.part(index, text, finish_reason, logprobs)
 
-    def piece(self, prompt: int, piece: Piece, tokenizer: Any) -> dict:
+    def piece(self, prompt: int, piece: Piece, tokens: Tokens) -> dict:
         """Return what a step added to a choice of a prompt."""
-        logprobs = self._in_text(piece.logprobs, tokenizer)
+        logprobs = tokens.steps(piece.logprobs, self.num_likeliest)
         return self.part(prompt * self.width + piece.choice, piece.text, piece.finish_reason, logprobs)
 
-    def choices(self, prompt: int, output: Output, tokenizer: Any) -> list[dict]:
+    def choices(self, prompt: int, output: Output, tokens: Tokens) -> list[dict]:
         """The choices of a prompt."""
+        first, logprobs = prompt * self.width, (tokens.steps(one, self.num_likeliest) for one in output.logprobs)
         return [
-            self.choice(prompt * self.width + c, choice.text, choice.finish_reason, self._in_text(logprobs, tokenizer))
-            for c, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True))
+            self.choice(first + c, choice.text, choice.finish_reason, steps)
+            for c, (choice, steps) in enumerate(zip(output.choices, logprobs, strict=True))
         ]
 
-    def _in_text(self, logprobs: list[dict[int, float]] | None, tokenizer: Any) -> list["TokenLogprobs"] | None:
-        """Return the chosen and the likeliest tokens of each step as text."""
-        if logprobs is None:
-            return None
-        texts = [
-            [(tokenizer.decode([token]), max(logprob, LEAST_LOGPROB)) for token, logprob in one.items()]
-            for one in logprobs
-        ]
-        return [TokenLogprobs(*one[0], sorted(one, key=lambda token: -token[1])[: self.num_likeliest]) for one in texts]
 
-
-class TokenLogprobs(NamedTuple):
-    """The text and log p of a chosen token, and of the likeliest tokens, in falling order."""
-
-    token: str
-    logprob: float
-    likeliest: list[tuple[str, float]]
+def refused(error: Exception, body: Body, otherwise: str | None) -> Refused:
+    """Turn an error of the engine into a refusal. The first word of its message is the name of the field."""
+    name = str(error).split()[0]
+    return Refused(str(error), name if name in type(body).model_fields else otherwise)
 
 
 def _refused(error: ValidationError) -> Refused:
@@ -209,7 +179,8 @@ def _refused(error: ValidationError) -> Refused:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     field = errors[0]["loc"][0] if errors[0]["loc"] else None
     said = dict.fromkeys(one["msg"] for one in errors if field in (None, *one["loc"][:1]))
-    return Refused(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}", field)
+    hint = " (half of a surrogate pair is not a character)" if "hex escape" in errors[0]["msg"] else ""
+    return Refused(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}{hint}", field)
 
 
 def usage(outputs: list[Output]) -> dict:

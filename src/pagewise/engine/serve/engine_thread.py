@@ -1,7 +1,7 @@
 """The only thread that calls an LLM, and the messages between this thread and an event loop (lesson 9).
 
     event loop                         engine thread
-    submit, ask, drop ── inbox ──▶     runs the jobs in order, between two steps
+    submit, drop      ── inbox ──▶     runs the jobs in order, between two steps
     Answer.events  ◀── once a step ──  pieces, outputs, or an error
 
 The engine never waits for a reader. Events that a reader has not taken yet wait in its `Answer`, which holds at most
@@ -22,18 +22,11 @@ from typing import TypeVar
 from pagewise.engine import LLM, Output
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.request import Piece, Request
+from pagewise.engine.serve.errors import Full, StepFailed
 from pagewise.engine.serve.metrics import Metrics
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-class Full(RuntimeError):
-    """The queue is full: `max_queue` requests wait or run."""
-
-
-class StepFailed(RuntimeError):
-    """The step that computed a request raised an exception."""
 
 
 class Answer:
@@ -49,12 +42,14 @@ class Answer:
         """Yield events until every request has its output.
 
         Raises:
-            StepFailed: a step raised, so that a request will never have its output.
+            StepFailed: a step raised, or a choice ended with an error. The answer will not be whole.
         """
         while self._unfinished:
             index, event = await self.events.get()
             if isinstance(event, StepFailed):
                 raise event
+            if event.error is not None:
+                raise StepFailed(event.error)
             self._unfinished -= isinstance(event, Output)
             yield index, event
 
@@ -76,6 +71,8 @@ class EngineThread:
         self.llm, self.max_queue = llm, max_queue
         self.metrics = Metrics(llm)
         self.lost, self.when_lost = False, lambda: None
+        self.cut_off = False  # whether the server ended before an answer was complete
+        self._step_began: float | None = None
         self.num_held = 0  # requests of open answers; the event loop's
         self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's own, like the next
@@ -86,6 +83,17 @@ class EngineThread:
         self._loop = asyncio.get_running_loop()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread can compute."""
+        return self._thread.is_alive() and not self.lost
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step in progress takes already, or 0.0."""
+        began = self._step_began
+        return 0.0 if began is None else perf_counter() - began
 
     async def stop(self) -> None:
         """End the thread after its current step. No answer may be open."""
@@ -114,11 +122,7 @@ class EngineThread:
 
         If the call is cancelled before the engine thread begins it, no request is added.
         """
-        return await self.ask(lambda: self._add(answer, requests, pieces))
-
-    async def ask(self, work: Callable[[], T]) -> T:
-        """Run `work()` on the engine thread, between two steps, and return its result."""
-        return await asyncio.wrap_future(self._post(work))
+        return await asyncio.wrap_future(self._post(lambda: self._add(answer, requests, pieces)))
 
     def _post(self, work: Callable[[], T]) -> "Future[T]":
         future: Future[T] = Future()
@@ -133,7 +137,9 @@ class EngineThread:
                 if (job := self._inbox.get()) is None:
                     return
                 _do(*job)
+            self._step_began = perf_counter()
             self._step()
+            self._step_began = None
 
     def _add(self, answer: Answer, requests: list[Request], pieces: bool) -> list[int]:
         for index, request in enumerate(requests):
@@ -160,10 +166,12 @@ class EngineThread:
         try:
             self._events += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
-            if isinstance(error, GroupLost):
-                self._lose(error)
-            else:
+            if not isinstance(error, GroupLost):
                 logger.exception("a step failed, and with it the requests that ran in it")
+            elif not self.lost:
+                logger.error("the server ends: %s", error)
+                self.lost = True
+                self.when_lost()
             # if the step failed before it had any request, fail the oldest waiting one, or this would go on for ever
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
             for request_id in self.llm.failed_ids or waiting:
@@ -179,12 +187,6 @@ class EngineThread:
                 self.metrics.end(request_id, event.finish_reason if answered else "error", answered=answered)
         self.metrics.update()
         self._loop.call_soon_threadsafe(_deliver, heard)
-
-    def _lose(self, error: GroupLost) -> None:
-        if not self.lost:
-            logger.error("the server ends: %s", error)
-            self.lost = True
-            self.when_lost()
 
 
 def _do(future: Future, work: Callable[[], object]) -> None:
