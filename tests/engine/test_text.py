@@ -254,3 +254,10 @@ def test_a_text_that_is_given_up_keeps_what_was_held():
     assert [text.add(token) for token in b"axy"] == ["a", "", ""]
     assert text.give_up() == "xy"
     assert (text.text, text.end()) == ("axy", "")
+
+
+def test_a_foreign_byte_before_a_character_that_the_prompt_begins_stays_in_the_prompt():
+    """The character is completed, and the byte before it is not shown a second time."""
+    for before in (b"", b"one", "麒麟".encode()):
+        _, text = fed([0xA9, *b" ok"], ByteTokenizer(), prompt=[*before, 0xFF, 0xC3])
+        assert text.text == "é ok"
