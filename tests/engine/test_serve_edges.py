@@ -107,7 +107,7 @@ def test_a_line_says_if_a_checkpoint_came_without_a_template(caplog):
 
 
 def test_a_templates_text_becomes_the_tokens_that_the_template_gives():
-    tokenizer = byte_level()
+    tokenizer = with_bos()  # and no second first token
     llm = scripted([], tokenizer)
     (request,) = ChatBody(messages=HI, max_tokens=1).requests(Tokens(llm), threading.Event())
     assert request.prompt == tokenizer.apply_chat_template(HI, add_generation_prompt=True, return_dict=False)
