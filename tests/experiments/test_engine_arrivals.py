@@ -66,7 +66,7 @@ def test_no_request_is_served_before_it_arrives_and_all_are_served(scheduler):
 def test_a_server_is_measured_by_its_client():
     with serving(LLM(TINY, num_blocks=64)) as server:
         check(serve_over_http(server.url, some_arrivals()))
-        with pytest.raises(RuntimeError, match=r"the server answered 400: .*max_tokens"):
+        with pytest.raises(RuntimeError, match=r"the server answered 400: .*maximum context length"):
             serve_over_http(server.url, [Arrival(0.0, [1], SamplingParams(max_tokens=10**6))])
 
 
