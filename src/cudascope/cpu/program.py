@@ -29,7 +29,7 @@ from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, us
 from cudascope.toolchain.compiler import BYTES, find_compiler, run_compiler, without_own_headers
 from cudascope.toolchain.headers import API, content_of, nvidia_headers, our_headers
 from cudascope.translate.entry_points import DYNAMIC_MEMORY
-from cudascope.translate.program import program_file
+from cudascope.translate.program import LIBRARIES, program_file
 
 # In host code these functions do what the host's libraries do (cpu/api/api.cpp).
 _OF_PROGRAM = re.compile(r"\bsimt_(shared_at|throw|fail|host_exit|clock|printf|free_memory)\b")
@@ -132,14 +132,7 @@ def _dynamic_symbols(assembly: str, arrays: set[str]) -> set[str]:
     return {name for name in used_symbols - defined if name in arrays or any(name.endswith(end) for end in mangled)}
 
 
-_LIBRARIES = {
-    "cublas": "cuBLAS",
-    "cufft": "cuFFT",
-    "curand": "the host's side of cuRAND",
-    "cusparse": "cuSPARSE",
-    "cusolver": "cuSOLVER",
-    "cudnn": "cuDNN",
-    "nccl": "NCCL",
+_NAMES = LIBRARIES | {
     "nvtx": "NVTX",
     "texture": "textures",
     "surface": "surfaces",
@@ -167,8 +160,8 @@ def _lacking(error: CompileError) -> CompileError:
 
 
 def _sentence(name: str) -> str:
-    start = next(start for start in _LIBRARIES if name.startswith(start))
-    return f"the program uses {name}, and cudascope does not have {_LIBRARIES[start]} (README: a program's own main)"
+    start = next(start for start in _NAMES if name.startswith(start))
+    return f"the program uses {name}, and cudascope does not have {_NAMES[start]} (README: a program's own main)"
 
 
 # ------------------------------------------------------------------------------------------------ the API

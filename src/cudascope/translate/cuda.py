@@ -18,7 +18,7 @@ from cudascope.toolchain.headers import HEADERS, shown
 from cudascope.toolchain.precompiled import precompiled
 from cudascope.translate.entry_points import DYNAMIC_MEMORY, table_of
 from cudascope.translate.host_only import may_be_used, used_in
-from cudascope.translate.preprocess import MARKER, Part, file_of, line_at, parts_of, preprocess
+from cudascope.translate.preprocess import MARKER, Part, file_of, files_in, line_at, parts_of, preprocess
 from cudascope.translate.ptx import translate
 from cudascope.translate.returns import marks
 
@@ -237,9 +237,7 @@ def only_what_is_needed(
         CompileError: this part cannot run here.
     """
     parts, missing = preprocessed(text, flags, source)
-    markers = [marker for is_own, part in parts if is_own for marker in MARKER.finditer(part)]
-    opened = [*dict.fromkeys(marker[2] for marker in markers if marker[2] != source.filename)]
-    file = file_of(parts)
+    opened, file = files_in(parts, source), file_of(parts)
     needed = needed_by(file, name)
     function = base_name(name)
     if not any(function in piece.names and "__global__" in file.tokens[piece.start : piece.end] for piece in needed):

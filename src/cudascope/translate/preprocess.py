@@ -76,6 +76,12 @@ def parts_of(text: str) -> Iterator[Part]:
     yield is_own, text[start:]
 
 
+def files_in(parts: Iterable[Part], source: Source) -> list[str]:
+    """The files of the user that the own parts of a text come from, besides `source`."""
+    markers = [marker for is_own, part in parts if is_own for marker in MARKER.finditer(part)]
+    return [*dict.fromkeys(marker[2] for marker in markers if marker[2] != source.filename)]
+
+
 def file_of(parts: Iterable[Part]) -> File:
     """The whole text as a file whose pieces are those of the user's own parts."""
     texts, lexemes, places, at = [], [], [], 0

@@ -17,7 +17,7 @@ from cudascope.cpp.types import FUNDAMENTAL
 from cudascope.cpp.variables import variables_in
 from cudascope.translate.cuda import UNDEFINED, preprocessed, refuse, renamed, written
 from cudascope.translate.entry_points import table_of
-from cudascope.translate.preprocess import MARKER, file_of, line_at, parts_of
+from cudascope.translate.preprocess import file_of, files_in, line_at, parts_of
 from cudascope.translate.ptx import translate
 from cudascope.translate.returns import marks
 
@@ -51,9 +51,7 @@ def program_file(source: Source, flags: Sequence[str], number: int) -> ProgramFi
     parts, missing = preprocessed(_API + written(source), flags, source)
     if missing:
         raise CompileError(f"{source.filename}: {_about(missing)}")
-    markers = [marker for is_own, part in parts if is_own for marker in MARKER.finditer(part)]
-    opened = [*dict.fromkeys(marker[2] for marker in markers if marker[2] != source.filename)]
-    file = file_of(parts)
+    opened, file = files_in(parts, source), file_of(parts)
     kernels = [each for each in (*file.kernels, *file.specialisations) if each.piece.body is not None]
     needed = {piece.start: piece for each in kernels for piece in needed_by(file, each.function)}
     refuse(file, sorted(needed.values()))
@@ -74,8 +72,8 @@ def _dynamic_arrays(file: File) -> Iterator[str]:
             yield from (name for name, after in pairwise(declared) if after == "[" and name.isidentifier())
 
 
-# The start of a header's name, and what the header stands for.
-_LIBRARIES = {
+# The start of the names of a library's headers and functions, and the library.
+LIBRARIES = {
     "cublas": "cuBLAS",
     "cufft": "cuFFT",
     "curand": "the host's side of cuRAND",
@@ -83,6 +81,8 @@ _LIBRARIES = {
     "cusolver": "cuSOLVER",
     "cudnn": "cuDNN",
     "nccl": "NCCL",
+}
+_HEADERS = LIBRARIES | {
     "thrust/": "thrust's containers and algorithms",
     "cub/device": "cub's functions for the whole device",
     "mpi": "MPI",
@@ -95,7 +95,7 @@ _LIBRARIES = {
 def _about(missing: Sequence[str]) -> str:
     """Say which headers are missing, and what the program may want of them."""
     for header in missing:
-        for start, library in _LIBRARIES.items():
+        for start, library in _HEADERS.items():
             if header.startswith(start):
                 return f"the program includes <{header}>, and cudascope does not have {library}"
     headers, are = " and ".join(f"<{header}>" for header in missing), "are" if len(missing) > 1 else "is"

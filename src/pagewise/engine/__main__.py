@@ -6,10 +6,8 @@ With several processes: torchrun --nproc-per-node 2 -m pagewise.engine "promptâ€
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
-from pagewise.engine.command_line import Parser, add_engine_options, engine_config
+from pagewise.engine.command_line import Parser, add_engine_options, engine_config, given_fields
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling_params import SamplingParams
@@ -22,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return exit status 0. If the command cannot be done, print one line on stderr that says why, and return 2."""
     asked = _parser().parse_args(arguments)
     try:
-        given, config = _sampling(asked), engine_config(asked)
+        given, config = given_fields(SamplingParams, asked), engine_config(asked)
         SamplingParams(**given)  # a wrong value is refused before the model is loaded
         with LLM(asked.model, config) as llm:
             prompt = asked.prompt if llm.tokenizer is not None else _token_ids(asked.prompt)
@@ -36,12 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _sampling(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling parameters that the command line gives."""
-    names = {field.name for field in fields(SamplingParams)}
-    return {name: value for name, value in vars(asked).items() if name in names}
 
 
 def _token_ids(text: str) -> list[int]:

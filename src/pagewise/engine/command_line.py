@@ -3,7 +3,7 @@
 import argparse
 import os
 from dataclasses import fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from pagewise.engine.config import DTYPES, GENERATION_CONFIGS, MEMORIES, EngineConfig
 from pagewise.flash_decoding_plus_plus import Dataflow
@@ -66,14 +66,19 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of a checkpoint; default: float32 on a CPU, else bfloat16")
 
 
+def given_fields(kind: type, asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of dataclass `kind` that a command line gives, by their names."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in vars(asked).items() if name in names}
+
+
 def engine_config(asked: argparse.Namespace) -> EngineConfig:
     """Return the options that a command line asks for.
 
     Raises:
         OSError, ValueError, TypeError: an option does not fit, or the file of the dataflow does not.
     """
-    names = {field.name for field in fields(EngineConfig)}
-    options = {name: value for name, value in vars(asked).items() if name in names}
+    options = given_fields(EngineConfig, asked)
     if asked.dataflow is not None:
         options["dataflow"] = Dataflow.load(asked.dataflow)
     return EngineConfig(**options)
