@@ -4,10 +4,11 @@
 spends four times the host time of these on each call.
 """
 
-import sys
 from collections.abc import Callable
 
 import torch
+
+from pagewise.tools.transforms import unseen_by_compiler
 
 
 def custom_op(name: str, *, schema: str | None = None, fake: Callable) -> Callable[[Callable], torch._ops.OpOverload]:
@@ -20,18 +21,9 @@ def custom_op(name: str, *, schema: str | None = None, fake: Callable) -> Callab
     qualified = f"pagewise::{name}"
 
     def decorate(function: Callable) -> torch._ops.OpOverload:
-        untraced: Callable | None = None
-
-        def run(*arguments):
-            # A frame that torch.compile has given up may call the op. The compiler shall not look into the op there.
-            nonlocal untraced
-            if untraced is None and "torch._dynamo" in sys.modules:
-                untraced = torch.compiler.disable(function)
-            return (untraced or function)(*arguments)
-
         of_op = schema or torch.library.infer_schema(function, mutates_args=())
         torch.library.define(qualified, of_op, tags=torch.Tag.pt2_compliant_tag)
-        torch.library.impl(qualified, "CompositeExplicitAutograd", run)
+        torch.library.impl(qualified, "CompositeExplicitAutograd", unseen_by_compiler(function))
         torch.library.register_fake(qualified, fake)
         return getattr(torch.ops.pagewise, name).default
 

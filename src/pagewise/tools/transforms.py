@@ -119,6 +119,7 @@ def outside_graphs(name: str, *, remedy: str) -> Callable[[Callable], Callable]:
     why = f"the loops of {name} depend on lengths, and a graph would hold for one length only: use {remedy}"
 
     def decorate(function: Callable) -> Callable:
+        @unseen_by_compiler
         def checked(*args, **kwargs):
             if is_traced() and any(_has_symbolic_sizes(each) for each in (*args, *kwargs.values())):
                 raise ValueError(why)
@@ -128,7 +129,7 @@ def outside_graphs(name: str, *, remedy: str) -> Callable[[Callable], Callable]:
         def call(*args, **kwargs):
             if torch.compiler.is_dynamo_compiling():  # torch.compile gives this frame up, and runs it as it is
                 raise ValueError(why)
-            return (_without_compiler(checked) if "torch._dynamo" in sys.modules else checked)(*args, **kwargs)
+            return checked(*args, **kwargs)
 
         # These two attributes are what torch.compiler.disable sets. It imports the compiler, which takes seconds.
         call._torchdynamo_disable, call._torchdynamo_disable_msg = True, why
@@ -141,6 +142,17 @@ def _has_symbolic_sizes(value: object) -> bool:
     return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 
-@functools.cache
-def _without_compiler(function: Callable) -> Callable:
-    return torch.compiler.disable(function)
+def unseen_by_compiler(function: Callable) -> Callable:
+    """Return `function` such that torch.compile does not look into it where it meets it outside of a graph.
+
+    `torch.compiler.disable` does so. It imports the compiler, so it waits until somebody else has imported it.
+    """
+    unseen: Callable | None = None
+
+    def call(*args, **kwargs):
+        nonlocal unseen
+        if unseen is None and "torch._dynamo" in sys.modules:
+            unseen = torch.compiler.disable(function)
+        return (unseen or function)(*args, **kwargs)
+
+    return call
