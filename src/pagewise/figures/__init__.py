@@ -26,6 +26,7 @@ from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.schedules import last_waves, ring, slots_over_time, sm_steps, step_timelines
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
+from pagewise.figures.table import table
 from pagewise.figures.threads import (
     address_strips,
     banks_of_request,
