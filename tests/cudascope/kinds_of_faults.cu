@@ -203,3 +203,21 @@ __global__ void one_barrier(const float* in, float* out, int which) {
         out[64 + t] = b[63 - t];
     }
 }
+
+// 0 to 2 take the lanes that are there for all that will come, 3 to 5 for what they are.
+__global__ void lanes_there(int which, int* out) {
+    int lane = threadIdx.x, sum = lane;
+    if (lane >= 24) return;
+    unsigned there = which % 3 == 2 ? 0 : __activemask();
+    if (which == 0) sum = __shfl_sync(there, lane, 5);  // there 0
+    if (which == 1)
+        for (int step = 16; step; step /= 2) sum += __shfl_down_sync(there, sum, step);  // there 1
+    if (which == 2) sum = cooperative_groups::coalesced_threads().shfl(lane, 0);  // there 2
+    if (which == 3 && lane == __ffs(there) - 1) atomicAdd(out + 32, __popc(there));
+    if (which == 4) atomicAdd(out + 32, __popc(__ballot_sync(there, lane % 2)) * (lane == __ffs(there) - 1));
+    if (which == 5) {
+        auto group = cooperative_groups::coalesced_threads();
+        if (group.thread_rank() == 0) atomicAdd(out + 32, group.size());
+    }
+    out[lane] = sum;
+}

@@ -120,6 +120,29 @@ def test_lanes_that_part_and_meet_by_the_rules_are_silent(which, through):
         assert found("lanes_together", (1, 32), out, which, through=through, seed=seed) == []
 
 
+@pytest.mark.parametrize("through", PATHS)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_lanes_that_are_there_by_chance_are_not_all_that_come(which, through):
+    """A shuffled schedule shows the fault: as a finding in this line, or by other results than the first schedule's."""
+    first, lines, differ = torch.zeros(33, dtype=torch.int32), set(), False
+    assert which == 1 or found("lanes_there", (1, 32), which, first, through=through) == []
+    for seed in range(6):
+        out = torch.zeros(33, dtype=torch.int32)
+        lines |= {each.line for each in found("lanes_there", (1, 32), which, out, through=through, seed=seed)}
+        differ |= not torch.equal(out, first)
+    assert lines == set() if which == 2 else lines == {line_of(f"// there {which}")}
+    assert differ
+
+
+@pytest.mark.parametrize("through", PATHS)
+@pytest.mark.parametrize("which", [3, 4, 5])
+def test_lanes_that_count_who_is_there_are_right_in_every_schedule(which, through):
+    for seed in (None, *range(6)):
+        out = torch.zeros(33, dtype=torch.int32)
+        assert found("lanes_there", (1, 32), which, out, through=through, seed=seed) == []
+        assert out.tolist() == [*range(24), *[0] * 8, 12 if which == 4 else 24]
+
+
 def test_lanes_apart_are_named():
     (finding,) = found("lanes_apart", (1, 32), torch.zeros(32, dtype=torch.int32), 7)
     assert "with mask 0xffffffff here, while lane 1, which the mask names, is in __shfl_xor_sync in" in finding.sentence

@@ -122,13 +122,13 @@ def test_inline_assembly_on_one_line_is_found_at_its_line_of_python():
 @triton.jit
 def unknown_kernel(y, SIZE: tl.constexpr):
     i = tl.arange(0, SIZE)
-    value = tl.inline_asm_elementwise("fns.b32 $0, $1, 0, 1;", "=r,r", [i], dtype=tl.int32, is_pure=True, pack=1)
+    value = tl.inline_asm_elementwise("szext.wrap.s32 $0, $1, 8;", "=r,r", [i], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(y + i, value)
 
 
 def test_a_refused_kernel_is_named_with_the_line_of_python():
     line = unknown_kernel.fn.__code__.co_firstlineno + 3
-    sentence = rf"kernel unknown_kernel, {re.escape(__file__)}, line {line} .*: the CPU runner does not know fns"
+    sentence = rf"kernel unknown_kernel, {re.escape(__file__)}, line {line} .*: the CPU runner does not know szext"
     with triton_compiled("sm_80"), pytest.raises(PtxError, match=sentence):
         unknown_kernel[(1,)](torch.zeros(32, dtype=torch.int32), SIZE=32, num_warps=1)
 

@@ -22,12 +22,12 @@ ALSO = ("left before barrier", "no acquire")
 NOT_FOUND = {
     "local_begin": "an index before the first element of a local array",
     "next_row": "an index past a row of an array, within the array",
-    "active_lanes": "a use of __activemask() that asks for lanes which may come later",
     "partly_set": "an element of a local array without a value",
     "stale_tail": "values of an earlier tile",
     "lost_elements": "a wrong result without an access that is wrong",
     "shift_too_far": "a shift by the bits of a number or more",
 }
+ONLY_SHUFFLED = {"active_lanes"}  # found in some of the shuffled schedules, and not in the first one
 _PROGRAM = re.compile(r"^// (.*) <<<(\d+), (\d+)(?:, (\d+))?>>>\n(?:.*\n)*?__global__ void (\w+)\(", re.MULTILINE)
 
 
@@ -100,7 +100,11 @@ def is_found(program: Program, seed: int | None) -> bool:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("program", SELECTED, ids=lambda program: program.name)
 def test_a_fault_is_found_at_its_line_or_is_known_not_to_be(program, seed):
-    assert is_found(program, seed) == (program.name not in NOT_FOUND)
+    if program.name in ONLY_SHUFFLED:
+        assert not is_found(program, None)
+        assert any(is_found(program, other) for other in range(4))
+    else:
+        assert is_found(program, seed) == (program.name not in NOT_FOUND)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -120,7 +124,7 @@ def table() -> str:
     rows = []
     for file in FILES:
         own = [program for program in PROGRAMS if program.file == file]
-        found = [program for program in own if is_found(program, None)]
+        found = [program for program in own if any(is_found(program, seed) for seed in (None, 0, 1, 2, 3))]
         loud = [program.name for program in own if findings(program, None, right=True)]
         rows.append(
             f"{file:8} {len(found):3} of {len(own):3} faults found, findings in {len(loud)} right programs {loud}"

@@ -159,6 +159,15 @@ def test_shuffles(seed):
     assert torch.equal(out, torch.stack(expected).int())
 
 
+def parts(masks, branches):
+    """`masks` if they part the lanes of each branch, else the lanes of the branches."""
+    for lane, (mask, branch) in enumerate(zip(masks.tolist(), branches.tolist(), strict=True)):
+        same = sum(1 << other for other, its in enumerate(masks.tolist()) if its == mask)
+        if same != mask or not mask >> lane & 1 or mask & ~branch:
+            return branches
+    return masks
+
+
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_votes_reductions_and_active_lanes(seed):
     out, lane = zeros(11, 32, dtype=torch.int32), torch.arange(32)
@@ -168,6 +177,8 @@ def test_votes_reductions_and_active_lanes(seed):
         sum(1 << i for i in range(0, 32, 3)), 3, torch.where(lane < 8, 0xFF, 0xFFFFFF00),
         torch.where(lane >= 20, 0xFC000000, 0), 496, 31, 2**32 - 7, 0xFFFFFFE0, 0xF << lane // 4 * 4, 0, 32,
     ]  # fmt: skip
+    if seed is not None:
+        expected[2] = parts(out[2].long() & 0xFFFFFFFF, expected[2])
     for row, values in enumerate(expected):
         assert torch.equal(out[row].long() & 0xFFFFFFFF, torch.as_tensor(values).expand(32)), row
 

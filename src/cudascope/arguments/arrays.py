@@ -11,6 +11,7 @@ Types have their numpy names ("float32", "int8"). Those that numpy lacks have to
 
 import functools
 import math
+import operator
 import sys
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class Array(NamedTuple):
     @property
     def extent(self) -> int:
         """Bytes from the first element to the end of the last one."""
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        last = sum(map(operator.mul, self.shape, self.strides)) - sum(self.strides)  # Σ (size - 1) · stride
         return (last + 1) * self.itemsize
 
     @property

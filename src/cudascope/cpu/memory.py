@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -65,14 +66,14 @@ class Memory:
         self.arrays = {name: array for name, array in (named | variables).items() if array.size}
         self.names = tuple(self.arrays)
         self.regions: list[list] = []  # [start, end, bytes of the smallest element, names]
-        for name, array in sorted(self.arrays.items(), key=lambda item: item[1].memory):
-            start, end = array.memory
+        places = [(*array.memory, array.itemsize, name) for name, array in self.arrays.items()]
+        for start, end, itemsize, name in sorted(places, key=operator.itemgetter(0, 1)):
             if self.regions and start < self.regions[-1][1]:
                 last = self.regions[-1]
-                last[1], last[2] = max(last[1], end), min(last[2], array.itemsize)
+                last[1], last[2] = max(last[1], end), min(last[2], itemsize)
                 last[3].append(name)
             else:
-                self.regions.append([start, end, array.itemsize, [name]])
+                self.regions.append([start, end, itemsize, [name]])
 
     def describe(self, request, parameters, values, run, shared, guards, variables, objects) -> tuple:
         """Fill in the request's regions. Return the memory that it points to. Keep it until the launch has ended."""
@@ -89,7 +90,8 @@ class Memory:
             region.start, region.bytes, region.granule = start, end - start, granule
             # A kernel that has two ways to a tensor, one by a pointer in a struct, would see a copy by one way alone.
             stays = bool(self._reached.intersection(names)) or any(start <= word < end for word in words)
-            stays |= end - start - sum(self.arrays[name].extent for name in names) > _MOST_COPIED
+            if end - start > _MOST_COPIED:
+                stays |= end - start - sum(self.arrays[name].extent for name in names) > _MOST_COPIED
             if stays:
                 self._staying.update(names)
             region.in_place = 1 if self._variables.intersection(names) else 2 * stays

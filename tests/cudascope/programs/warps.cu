@@ -131,8 +131,8 @@ __global__ void tile_for_block(const float* in, float* out, int* flags, bool rig
 __global__ void active_lanes(const float* in, float* out, int* flags, bool right) {
     float own = in[threadIdx.x];
     if (threadIdx.x < 20) {
-        unsigned mask = right ? 0xfffffu : __activemask();  // MISSED
-        own += __shfl_sync(mask, own, 0);
+        unsigned mask = right ? 0xfffffu : __activemask();
+        own += __shfl_sync(mask, own, 0);  // FAULT lane not in mask
     }
     out[threadIdx.x] = own;
 }

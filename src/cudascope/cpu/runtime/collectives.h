@@ -66,7 +66,9 @@ void complete_barrier(Worker& w, Block& b) {
     pass_barrier(w);
 }
 
-// __activemask is answered when no lane of the warp can run: the lanes that wait for it at one place are together.
+// __activemask is answered when no lane of the warp can run: the lanes that wait for it at one place are together. CUDA
+// promises that no more than a part of them is (C++ Programming Guide, "Warp Vote Functions"), so a shuffled schedule
+// gives a part every other time. The others are asked again when this part waits or has left.
 [[gnu::noinline]] static void resolve_activemask(Worker& w, Block& b, u32 warp) {
     Thread* lanes = &b.threads[warp * 32];
     u32 waiting = b.warps[warp].bits(AT_ACTIVEMASK, lanes);
@@ -75,6 +77,8 @@ void complete_barrier(Worker& w, Block& b) {
     u32 together = 0;
     for (u32 lane = 0; lane < b.warps[warp].size; ++lane)
         together |= (u32)((waiting >> lane & 1) && lanes[lane].site == site) << lane;
+    u64 drawn = w.job->launch.shuffled ? b.random() : 0;
+    if (u32 part = together & (u32)(drawn >> 32); part && drawn & 1) together = part;
     for (u32 lane = 0; lane < b.warps[warp].size; ++lane)
         if (together >> lane & 1) lanes[lane].lanes = together, wake(w, b, lanes[lane]);
 }

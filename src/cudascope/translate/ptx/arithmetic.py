@@ -62,6 +62,7 @@ shr | | {BITS} {INTEGERS} | 2
 sad | | {INTEGERS} | 3
 popc clz brev | | b32 b64 | 1
 bfind | shiftamt | u32 u64 s32 s64 | 1
+fns | | b32 | 3
 bfe | | u32 u64 s32 s64 | 3
 bfi | | b32 b64 | 4
 mul24 | hi lo | u32 s32 | 2

@@ -73,6 +73,7 @@ SIMT_PTX_OF(sad, (T a, T b, T c), (T)((u64)c + (u64)(a < b ? b - a : a - b)))
 SIMT_PTX_OF(popc, (T a), (u32)__builtin_popcountll(a))
 SIMT_PTX_OF(clz, (T a), (u32)(a ? __builtin_clzll(a) - (64 - 8 * sizeof(T)) : 8 * sizeof(T)))
 SIMT_PTX_OF(brev, (T a), (T)(__brevll(a) >> (64 - 8 * sizeof(T))))
+SIMT_PTX_OF(fns, (T mask, u32 base, u32 offset), __fns(mask, base, (int)offset))
 SIMT_PTX_OF(mul24, (T a, T b), (T)(F & HI ? simt::product24(a, b) >> 16 : simt::product24(a, b)))
 SIMT_PTX_OF(mad24, (T a, T b, T c), (T)((u64)(mul24<T, F>(a, b)) + (u64)c))
 #undef SIMT_PTX_OF
