@@ -9,6 +9,7 @@ with cudascope.check(outputs=[out]):         # raises Finding that names line, t
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from numbers import Integral, Real
@@ -203,7 +204,11 @@ def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> tuple[int,
     Raises:
         ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
     """
-    ignore, also = _names("ignore", ignore), _names("also", also)
+    return _switched(frozenset(_names("ignore", ignore)), frozenset(_names("also", also)))
+
+
+@functools.cache
+def _switched(ignore: frozenset[str], also: frozenset[str]) -> tuple[int, frozenset[str]]:
     off = {finding for finding, names in _NAMED.items() if names & ignore}
     off |= {finding for finding, names in _NAMED.items() if not RULES[finding].is_on and not names & also}
     names = {rule.name for rule in WITHOUT_THREAD if {rule.what, rule.name} & ignore}
