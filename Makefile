@@ -74,7 +74,9 @@ test-full: environment
 	PAGEWISE_FULL=1 $(PY) -m pytest -n 2 tests/paged_attention tests/flash_attention tests/test_flash_decoding.py \
 		tests/paged_attention_varlen tests/flash_decoding_plus_plus tests/test_decode_kernels.py \
 		tests/test_triton_compiled_kernels.py tests/cudascope/test_through_ptx.py tests/cudascope/test_both_paths.py \
-		tests/cudascope/test_shares.py tests/cudascope/test_kinds_of_faults.py \
+		tests/cudascope/test_shares.py tests/cudascope/test_kinds_of_faults.py tests/cudascope/test_turns.py \
+		tests/cudascope/test_triton_programs.py tests/cudascope/test_views.py tests/cudascope/test_bulk_reductions.py \
+		tests/test_lab.py \
 		tests/test_attention_contract.py tests/test_packaging.py tests/engine tests/test_architectures_cuda.py \
 		tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py
 

@@ -83,7 +83,7 @@ def label(case: Case) -> str:
 
 
 def one_in_three(cases: Sequence) -> list:
-    """Every third case, and all of them with PAGEWISE_FULL=1. It is for mistakes, which test the tests."""
+    """Every third case, and all of them with PAGEWISE_FULL=1: for mistakes, which test the tests, and slow cases."""
     return list(cases if is_full() else cases[::3])
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from covering import one_in_three
 from test_ptx_kernel import BULK_STORE, HEADER, without
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -31,7 +32,7 @@ MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", one_in_three(list(MODELS)))
 def test_a_reduction_of_integers(kind):
     y = Y.copy()
     with check():
@@ -41,11 +42,11 @@ def test_a_reduction_of_integers(kind):
 
 @pytest.mark.parametrize(
     ("kind", "dtype"),
-    [
+    one_in_three([
         ("add.f32", torch.float32), ("add.f64", torch.float64), ("add.noftz.f16", torch.float16),
         ("add.noftz.bf16", torch.bfloat16), ("min.f16", torch.float16), ("max.bf16", torch.bfloat16),
         ("min.s32", torch.int32), ("max.s64", torch.int64), ("add.u64", torch.int64), ("xor.b64", torch.int64),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_reduction_of_elements_of_any_size(kind, dtype):
     count = 1024 // dtype.itemsize
@@ -118,11 +119,11 @@ def reduce_kernel(d, x, OP: tl.constexpr, SIDE: tl.constexpr):
 
 @pytest.mark.parametrize(
     ("arch", "op", "dtype"),
-    [
+    one_in_three([
         ("sm_90", "add", torch.float32), ("sm_90", "add", torch.float16), ("sm_90", "max", torch.float16),
         ("sm_90", "min", torch.int32), ("sm_90", "xor", torch.int32), ("sm_80", "add", torch.float32),
         ("sm_120", "add", torch.bfloat16),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_descriptor_reduces_a_tile(arch, op, dtype):
     x, out = (torch.arange(16.0 * 16) % 11).view(16, 16).to(dtype), (torch.arange(20.0 * 32) % 7).view(20, 32).to(dtype)
@@ -147,7 +148,7 @@ def rows_kernel(d, rows, x, GATHERS: tl.constexpr, NUM: tl.constexpr, WIDTH: tl.
         d.scatter(tl.load(at), which, 16)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", one_in_three([torch.float16, torch.float32]))
 def test_a_descriptor_gathers_and_scatters_rows(dtype):
     matrix = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows = torch.tensor([3, 39, 0, 7, 7, 21, 38, 1], dtype=torch.int32)

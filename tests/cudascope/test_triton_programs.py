@@ -5,11 +5,13 @@ import subprocess
 import sys
 import textwrap
 import threading
+from itertools import product
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from covering import one_in_three
 
 from cudascope import Finding, PtxKernel, check, triton_compiled
 from cudascope.toolchain.ptxas import resources_of
@@ -55,7 +57,7 @@ def constants_kernel(x, out, N: tl.constexpr):
     tl.store(out + i, inner(value, x.dtype.element_ty) + rounded_up(N) + chosen(2) + chosen(N) + ceil_of(0.5))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+@pytest.mark.parametrize("dtype", one_in_three([torch.int16, torch.float32]))
 def test_a_function_in_a_constexpr_is_called_by_the_compiler(dtype):
     x, out = torch.arange(32).to(dtype), torch.zeros(32, dtype=dtype)
     with triton_compiled("sm_80"):
@@ -238,7 +240,7 @@ def softmax_kernel(x, y, out, COLS: tl.constexpr):
     tl.store(out + row * COLS + cols, weights / tl.sum(weights, 0) + other)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", one_in_three(["sm_100", "sm_80", "sm_120"]))
 def test_a_softmax_runs_for_every_architecture(arch):
     x, y, out = torch.randn(3, 128), torch.ones(128), torch.zeros(3, 128)
     with triton_compiled(arch), check():
@@ -262,8 +264,9 @@ def halves_kernel(x, y, out, SIZE: tl.constexpr):
     tl.store(out + 2 * SIZE + i, tl.where(a != a, b, a))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int16])
+@pytest.mark.parametrize(
+    ("dtype", "arch"), one_in_three(list(product([torch.float16, torch.bfloat16, torch.int16], ["sm_80", "sm_90"])))
+)
 def test_pairs_of_16_bit_numbers_are_compared_and_added(arch, dtype):
     x, y, out = (torch.randn(n, generator=torch.Generator().manual_seed(n)) * 90 for n in (256, 257, 768))
     x, y, out = x.to(dtype), y[1:].to(dtype), out.to(dtype)
@@ -372,8 +375,9 @@ def mixed_kernel(x, y, out, KIND: tl.constexpr):
     tl.store(out + i, result)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["add", "sub", "fma"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), one_in_three(list(product(["add", "sub", "fma"], [torch.float16, torch.bfloat16])))
+)
 def test_a_half_may_be_widened_by_the_sum_that_takes_it(kind, dtype):
     """From sm_100 on, LLVM writes `add.rn.f32.f16`: the operands but the last are halves."""
     x, y, out = torch.randn(256).to(dtype), torch.randn(256), torch.empty(256)
@@ -395,8 +399,7 @@ def product_of_halves_kernel(a, b, out, STEPS: tl.constexpr):
     tl.store(out + row * 16 + column, acc)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("steps", "arch"), one_in_three(list(product([3, 1, 2], ["sm_90", "sm_80"]))))
 def test_sums_of_halves_may_be_unpacked_before_the_wait(arch, steps):
     """Triton writes `mov.b32 {%rs1, %rs2}` of a wgmma's result before wgmma.wait_group."""
     a, b, out = torch.randn(64, 16).half(), torch.randn(16, 16).half(), torch.empty(64, 16)

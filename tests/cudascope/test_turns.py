@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from covering import one_in_three
 from source_files import file_of
 from torch import Tensor
 
@@ -50,9 +52,7 @@ EXPECTED: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("path", ["g++", "ptx"])
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(("name", "path", "mode"), one_in_three(list(product(EXPECTED, ["g++", "ptx"], MODES))))
 def test_a_thread_block_waits_through_a_barrier_for_a_later_one(name, path, mode):
     waits = kernel(name, path)
     for threads in (32, 128):
@@ -204,17 +204,15 @@ def for_ever_kernel(count, data, out, SIZE: tl.constexpr):
 
 SIZE = 128
 IN_TRITON = {
-    grid_barrier_kernel: EXPECTED["grid_barrier"](SIZE)[: BLOCKS * SIZE],
-    chained_scan_kernel: EXPECTED["chained_scan"](SIZE),
-    lock_kernel: torch.full((SIZE,), BLOCKS).int(),
+    "grid_barrier": (grid_barrier_kernel, EXPECTED["grid_barrier"](SIZE)[: BLOCKS * SIZE]),
+    "chained_scan": (chained_scan_kernel, EXPECTED["chained_scan"](SIZE)),
+    "lock": (lock_kernel, torch.full((SIZE,), BLOCKS).int()),
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_warps", [1, 4])
-@pytest.mark.parametrize("waits", IN_TRITON, ids=lambda waits: waits.__name__)
-def test_a_program_of_triton_waits_for_a_later_one(waits, num_warps, mode):
-    expected = IN_TRITON[waits]
+@pytest.mark.parametrize(("name", "num_warps", "mode"), one_in_three(list(product(IN_TRITON, [1, 4], MODES))))
+def test_a_program_of_triton_waits_for_a_later_one(name, num_warps, mode):
+    waits, expected = IN_TRITON[name]
     for seed in SCHEDULES:
         out = integers(BLOCKS * SIZE)
         with triton_compiled("sm_80"), schedule(seed), MODES[mode]():
@@ -222,8 +220,7 @@ def test_a_program_of_triton_waits_for_a_later_one(waits, num_warps, mode):
         assert torch.equal(out[: expected.numel()], expected), seed
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("num_warps", [1, 4])
+@pytest.mark.parametrize(("num_warps", "mode"), one_in_three(list(product([1, 4], MODES))))
 def test_a_wait_without_end_in_triton_names_the_line_of_the_loop(num_warps, mode):
     lines = Path(__file__).read_text().split("\n")
     for seed in SCHEDULES:

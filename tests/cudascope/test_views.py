@@ -1,12 +1,14 @@
 """Arguments that are views: a kernel may leave the view and stay in the memory that it is a view of, as on a GPU."""
 
 import contextlib
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from covering import in_turns
 
 from cudascope import CudaKernel, Finding, PtxKernel, check, observe, reachable, schedule, triton_compiled
 from cudascope.arguments.arrays import as_array
@@ -59,14 +61,14 @@ def by_triton(x, y, first, threads=32):
         copy_kernel[(1,)](x, y, first, SIZE=threads, num_warps=1)
 
 
-WAYS = pytest.mark.parametrize("copy", [by_cuda, by_ptx, by_triton])
-MODES = pytest.mark.parametrize("mode", [contextlib.nullcontext, observe, check])
+COPIES = [by_cuda, by_ptx, by_triton]
+WAYS = pytest.mark.parametrize("copy", COPIES)
+MODES = [contextlib.nullcontext, observe, check]
 
 
-@WAYS
-@MODES
-@pytest.mark.parametrize("first", [-40, 0, 40, 64])
-def test_a_kernel_reads_the_storage_outside_of_a_view(copy, mode, first):
+@pytest.mark.parametrize(("case", "mode"), in_turns(list(product(COPIES, [-40, 0, 40, 64])), MODES))
+def test_a_kernel_reads_the_storage_outside_of_a_view(case, mode):
+    copy, first = case
     storage, y = torch.arange(160, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     with mode():
         copy(storage[64:96], y, first)
@@ -112,7 +114,7 @@ def test_a_copy_of_a_view_has_its_own_ends():
         by_cuda(storage[64:96].clone(), y, 1)
 
 
-@MODES
+@pytest.mark.parametrize("mode", MODES)
 def test_a_view_of_numpys_is_one_of_torchs(mode):
     base = np.arange(160, dtype=np.int32)
     for x in (base[64:96], base.reshape(5, 32)[2], base[100:30:-1][::-1][33:], torch.from_numpy(base)[64:96].numpy()):
