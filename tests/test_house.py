@@ -60,7 +60,7 @@ MAY_IMPORT = {
     **{idea: BELOW_IDEAS | set(IDEAS[:i]) for i, idea in enumerate(IDEAS)},
     "experiments": BELOW_IDEAS | set(IDEAS) | {"figures"},
     "exercises": BELOW_IDEAS | set(IDEAS),
-    "repository": {"cudascope", "tools", "exercises"},
+    "repository": {"cudascope", "tools", "exercises", "experiments"},
 }
 
 

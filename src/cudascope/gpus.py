@@ -5,9 +5,10 @@
 A new GPU is one more row here. No other file has a table of GPUs.
 
 The figures are peaks, so a time computed from them is a lower bound. Most come from NVIDIA's white papers of Turing
-(TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202). The data sheets of the L4 and of
-HGX B200 complete them. The results per clock cycle and SM are in the section "Arithmetic Instructions" of the CUDA C++
-Programming Guide; registers, threads and shared memory are in its section "Compute Capabilities".
+(TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202). The data sheets of the A100 with
+40 GB, RTX A5000, RTX A6000, L4, L20, H20, HGX B200 and GB200 complete them. The results per clock cycle and SM are in
+the section "Arithmetic Instructions" of the CUDA C++ Programming Guide; registers, threads and shared memory are in its
+section "Compute Capabilities".
 """
 
 from collections.abc import Mapping
@@ -78,38 +79,60 @@ T4 = Gpu(
     stated_flops=65e12,
     stated_bandwidth=320e9,
 )
-A100 = Gpu(  # the SXM module with 80 GB
-    name="A100",
+A100_40GB = Gpu(
+    name="A100 40 GB",
     sm=80,
     num_sms=108,
     clock=1.41e9,
     fp32_lanes=64,
     tensor_flops=_dense(2048, f64=128, s4=8192, u4=8192),
-    dram_bandwidth=2.039e12,
+    dram_bandwidth=1.555e12,
     l2_bytes=40 << 20,
     l2_bytes_per_clock=5120,
     threads_per_sm=2048,
     blocks_per_sm=32,
     shared_bytes_per_sm=164 << 10,
     reserved_shared_bytes=1024,
-    memory=80e9,
+    memory=40e9,
     stated_flops=312e12,
+    stated_bandwidth=1.555e12,
+)
+A100 = A100_40GB._replace(  # the SXM module with 80 GB
+    name="A100",
+    dram_bandwidth=2.039e12,
+    memory=80e9,
     stated_bandwidth=2.039e12,
 )
-RTX_3090 = Gpu(
-    name="RTX 3090",
+RTX_A6000 = Gpu(
+    name="RTX A6000",
     sm=86,
-    num_sms=82,
-    clock=2.1e9,  # the highest that its driver accepts; boards exceed the 1.695 GHz of the white paper
+    num_sms=84,
+    clock=2.1e9,  # the highest that its driver accepts; 1.8 GHz in the data sheet
     fp32_lanes=128,
-    tensor_flops=_dense(1024, s4=4096, u4=4096) | {"f16.f32": 512, "bf16": 512, "tf32": 256},
-    dram_bandwidth=936.2e9,
+    tensor_flops=_dense(1024, s4=4096, u4=4096),
+    dram_bandwidth=768e9,
     l2_bytes=6 << 20,
     l2_bytes_per_clock=None,
     threads_per_sm=1536,
     blocks_per_sm=16,
     shared_bytes_per_sm=100 << 10,
     reserved_shared_bytes=1024,
+    memory=48e9,
+    stated_flops=154.8e12,
+    stated_bandwidth=768e9,
+)
+RTX_A5000 = RTX_A6000._replace(
+    name="RTX A5000",
+    num_sms=64,
+    memory=24e9,
+    stated_flops=111.1e12,
+)
+RTX_3090 = RTX_A6000._replace(
+    name="RTX 3090",
+    num_sms=82,
+    clock=2.1e9,  # the highest that its driver accepts; boards exceed the 1.695 GHz of the white paper
+    tensor_flops=_dense(1024, s4=4096, u4=4096) | {"f16.f32": 512, "bf16": 512, "tf32": 256},
+    dram_bandwidth=936.2e9,
     memory=24e9,
     stated_flops=142e12,
     stated_bandwidth=936e9,
@@ -132,6 +155,17 @@ RTX_4090 = Gpu(
     memory=24e9,
     stated_flops=330.3e12,
     stated_bandwidth=1.008e12,
+)
+L20 = RTX_4090._replace(
+    name="L20",
+    num_sms=92,
+    clock=2.54e9,  # of the data sheet's 59.8 TFLOP/s in float32
+    tensor_flops=_dense(512, e4m3=1024),
+    dram_bandwidth=864e9,
+    l2_bytes=96 << 20,
+    memory=48e9,
+    stated_flops=119.5e12,
+    stated_bandwidth=864e9,
 )
 L4 = RTX_4090._replace(
     name="L4",
@@ -161,23 +195,39 @@ H100 = Gpu(  # the SXM module
     stated_flops=989e12,
     stated_bandwidth=3.35e12,
 )
+H20 = H100._replace(
+    name="H20",
+    num_sms=78,
+    tensor_flops=_dense(1024, e4m3=2048),  # a quarter of an H100's; the rate for float64 is not published
+    dram_bandwidth=4e12,
+    l2_bytes=60 << 20,
+    memory=96e9,
+    stated_flops=148e12,
+    stated_bandwidth=4e12,
+)
 H200 = H100._replace(
     name="H200",
     dram_bandwidth=4.814e12,  # 2 · 3.201 GHz · 6016 bits
     memory=141e9,
     stated_bandwidth=4.8e12,
 )
-B200 = H100._replace(
-    name="B200",
+GB200 = H100._replace(  # one of its GPUs
+    name="GB200",
     sm=100,
     num_sms=148,
-    clock=1.98e9,  # of the data sheet's 75 TFLOP/s in float32; its 2250 on tensor cores are at 1.86 GHz
+    clock=2.062e9,  # of the data sheet's 2500 TFLOP/s on tensor cores
     tensor_flops=_dense(8192, f64=128, e4m3=16384),
     dram_bandwidth=8.2e12,  # 8 TB/s in the data sheet, which rounds
     l2_bytes=126 << 20,
+    memory=192e9,
+    stated_flops=2500e12,
+    stated_bandwidth=8e12,
+)
+B200 = GB200._replace(
+    name="B200",
+    clock=1.98e9,  # of the data sheet's 75 TFLOP/s in float32; its 2250 on tensor cores are at 1.86 GHz
     memory=180e9,
     stated_flops=2250e12,
-    stated_bandwidth=8e12,
 )
 RTX_5090 = RTX_4090._replace(
     name="RTX 5090",

@@ -1,12 +1,16 @@
-"""The pictures of the README: `python src/repository/picture.py` writes lessons/_static/readme.svg and the buttons.
+"""The pictures of the README and of the book's front page: `python src/repository/picture.py` writes them.
 
-GitHub shows an SVG as an image. Its animation runs there, and it needs no script and no font of its own. The picture
-shows the times that lesson 7 prints, so the lesson stays their only source.
+GitHub shows an SVG as an image. Its animation runs there, and it needs no script and no font of its own.
+lessons/_static/readme.svg shows the times that lesson 7 prints, so the lesson stays their only source.
+lessons/_static/published.svg shows all rows of `pagewise.experiments.published`.
 """
 
 import json
+import math
 import re
 from pathlib import Path
+
+from pagewise.experiments.published import LONG, WITHIN, Judged, judged
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "lessons" / "_static"
@@ -98,6 +102,90 @@ def picture() -> str:
     )
 
 
+TICKS = {1e-5: "10 µs", 1e-4: "100 µs", 1e-3: "1 ms", 1e-2: "10 ms", 1e-1: "100 ms", 1.0: "1 s"}
+LEFT, TOP, SIDE = 80, 66, 340  # of the square that both logarithmic axes span
+FIRST, LAST = 4e-6, 4.0  # seconds at the ends of both axes
+MARKS = """
+.grid { stroke: #e3e6ee; } .band { fill: #d5dae6; } .same { stroke: #8a8aa0; }
+.prompt { fill: #22437a; } .decode { fill: #e07a3f; } .miss { fill: #fff; stroke: #22223b; stroke-width: 1.3; }
+@media (prefers-color-scheme: dark) {
+  .grid { stroke: #2b3340; } .band { fill: #333c4d; } .prompt { fill: #7aa2f0; }
+  .miss { fill: #151b23; stroke: #e6e6f0; }
+}
+"""
+
+
+def place(seconds: float) -> float:
+    """Return how far along an axis a time is."""
+    return SIDE * math.log(seconds / FIRST) / math.log(LAST / FIRST)
+
+
+def mark(x: float, y: float, decodes: bool, fits: bool) -> str:
+    """Return a mark: a square for a decode step, a circle for a prompt, open if the model misses it."""
+    kind = ("decode" if decodes else "prompt") + ("" if fits else " miss")
+    if decodes:
+        return f'<rect class="{kind}" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"/>'
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.3"/>'
+
+
+def published() -> str:
+    """Return the SVG: all published times over their modelled times, with the band of WITHIN."""
+    found = judged()
+    right, bottom = LEFT + SIDE, TOP + SIDE
+    low, high = place(FIRST * WITHIN), place(LAST / WITHIN)
+    corners = ((0, 0), (0, low), (high, SIDE), (SIDE, SIDE), (SIDE, high), (low, 0))
+    parts = [f'<polygon class="band" points="{" ".join(f"{LEFT + x:.1f},{bottom - y:.1f}" for x, y in corners)}"/>']
+    for seconds, name in TICKS.items():
+        x, y = LEFT + place(seconds), bottom - place(seconds)
+        parts += [
+            f'<path class="grid" d="M{x:.1f} {TOP}V{bottom}M{LEFT} {y:.1f}H{right}"/>',
+            f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle" font-size="12">{name}</text>',
+            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end" font-size="12">{name}</text>',
+        ]
+    parts.append(f'<path class="same" d="M{LEFT} {bottom}L{right} {TOP}"/>')
+    for each in sorted(found, key=lambda each: not each.fits):  # the misses above the others
+        x, y = LEFT + place(each.modelled), bottom - place(each.row.seconds)
+        parts.append(mark(x, y, each.row.T < each.row.S, each.fits))
+    parts += [
+        f'<text x="{LEFT + SIDE / 2:g}" y="{bottom + 38}" text-anchor="middle" font-size="13">modelled</text>',
+        f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="end" font-size="13">measured</text>',
+        *(mark(right + 30, y - 4, decodes, fits) for y, (_, decodes, fits) in KEY.items()),
+        *(f'<text x="{right + 42}" y="{y}" font-size="14">{words}</text>' for y, (words, *_) in KEY.items()),
+        *(
+            f'<text x="{right + 24}" y="{190 + 22 * i}" font-size="14">{words}</text>'
+            for i, words in enumerate(said(found))
+        ),
+    ]
+    title = "Attention kernels on GPUs: measured by others, and counted"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 456" role="img" aria-label="{title}">',
+            f"<style>{STYLE}{MARKS}</style>",
+            '<rect class="card" x="0.5" y="0.5" width="739" height="455" rx="8"/>',
+            f'<text x="20" y="28" font-size="17" font-weight="700">{title}</text>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+KEY = {80: ("a prompt", False, True), 104: ("a decode step", True, True), 128: ("missed by the model", False, False)}
+
+
+def said(found: list[Judged]) -> list[str]:
+    """Return the lines beside the marks."""
+    long = [each for each in found if each.row.seconds >= LONG]
+    right, null = (sum(fits) for fits in zip(*((each.fits, each.row.fits(each.null)) for each in long), strict=True))
+    return [
+        f"{len(found)} published times,",
+        f"{len({each.row.family for each in found})} constants.",
+        f"Of {len(long)} of 100 µs or more,",
+        f"{right} lie in the band ({WITHIN} ×).",
+        "Useful work alone",
+        f"would put {null} there.",
+    ]
+
+
 def button(words: str, main: bool) -> str:
     """Return the SVG of a button. `main` fills it."""
     width = 36 + round(9.6 * len(words))
@@ -113,7 +201,7 @@ def button(words: str, main: bool) -> str:
 def pictures() -> dict[str, str]:
     """Return the text of every picture by the name of its file."""
     buttons = {f"{name}.svg": button(words, name == "button_book") for name, words in BUTTONS.items()}
-    return {"readme.svg": picture()} | buttons
+    return {"readme.svg": picture(), "published.svg": published()} | buttons
 
 
 if __name__ == "__main__":

@@ -382,7 +382,7 @@ def test_a_cuda_kernel_has_limits_of_memory_alone():
 @pytest.mark.parametrize(
     ("gpu", "options", "message"),
     [
-        ("GTX 1080", {}, "gpu must be one of T4, A100, .*, RTX 5090, got 'GTX 1080'"),
+        ("GTX 1080", {}, "gpu must be one of T4, A100 40 GB, A100, .*, RTX 5090, got 'GTX 1080'"),
         ("H100", {"registers": 0}, "registers must be a positive int, got 0"),
     ],
 )
@@ -433,8 +433,9 @@ def test_thread_blocks_on_an_sm(gpu, threads, registers, shared, blocks, limited
 
 def test_the_rates_of_the_table_give_the_peaks_of_the_data_sheets():
     clocks = {  # that the data sheets have in mind
-        "T4": 1.59e9, "A100": 1.41e9, "RTX 3090": 1.695e9, "RTX 4090": 2.52e9, "L4": 2.04e9, "H100": 1.83e9,
-        "H200": 1.83e9, "B200": 1.856e9, "RTX 5090": 2.407e9,
+        "T4": 1.59e9, "A100 40 GB": 1.41e9, "A100": 1.41e9, "RTX A6000": 1.8e9, "RTX A5000": 1.695e9,
+        "RTX 3090": 1.695e9, "RTX 4090": 2.52e9, "L20": 2.537e9, "L4": 2.04e9, "H100": 1.83e9, "H20": 1.853e9,
+        "H200": 1.83e9, "GB200": 2.062e9, "B200": 1.856e9, "RTX 5090": 2.407e9,
     }  # fmt: skip
     assert clocks.keys() == GPUS.keys()
     for name, gpu in GPUS.items():

@@ -23,6 +23,7 @@ from pagewise.figures.moving_rings import balance_steps, ring_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
+from pagewise.figures.published import published
 from pagewise.figures.schedules import last_waves, ring, slots_over_time, sm_steps, step_timelines
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
