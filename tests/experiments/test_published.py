@@ -58,6 +58,15 @@ def test_the_misses_alone_have_a_remark_and_only_the_mislabelled_rows_are_imposs
     assert impossible == {"flex_decoding_mislabelled"}
 
 
+def test_a_time_below_the_bound_of_its_gpu_fits_no_model_and_no_constant():
+    rows = published.rows(table="flex_decoding_mislabelled")
+    assert [row.bound > row.seconds for row in rows] == [True] * 3
+    assert not any(row.fits(row.seconds) for row in rows)
+    assert published.constant(
+        published.rows(table="flex_decoding_a6000", kernel=rows[0].kernel) + rows
+    ) == pytest.approx(published.constant(published.rows(table="flex_decoding_a6000", kernel=rows[0].kernel)))
+
+
 # ------------------------------------------------------------------------------------------------ what is counted
 
 

@@ -9,7 +9,7 @@ from pagewise.experiments import published
 
 def test_marks_are_measured_and_the_model_runs_through_them(shown):
     rows = published.rows(table="flash_decoding")
-    figures.published(rows, constants={"FlashAttention-2": 0.5}, title="Where do 2,300 µs go?")
+    figures.published(rows, constants={"FlashAttention-2": 0.5}, title="Where do 2,300 µs go?", level="67 MB")
     (ax,) = shown[0].axes
     measured, modelled, _, other, least = ax.lines
     assert [*measured.get_ydata()] == pytest.approx([1e6 * row.seconds for row in rows[::2]])
@@ -19,7 +19,7 @@ def test_marks_are_measured_and_the_model_runs_through_them(shown):
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["256 × 256", "128 × 512"]
     assert drawn.titles(shown[0]) == ["Where do 2,300 µs go?"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "FlashAttention-2", "the model, 0.50 of the peak", "Flash-Decoding", "least time, A100",
+        "FlashAttention-2", "the model, 0.50 of the peak", "Flash-Decoding", "67 MB",
     ]  # fmt: skip
 
 
@@ -28,6 +28,7 @@ def test_the_words_say_the_first_and_the_last_time(shown):
     words = shown[0]._repr_mimebundle_()["text/plain"]
     assert "FlashAttention-2 takes 390 µs at 256 × 256 and 4,592 µs at 1 × 131,072" in words
     assert "the least time is 34 µs and 66 µs" in words
+    assert shown[0].axes[0].get_legend().get_texts()[-1].get_text() == "least time, A100"
 
 
 @pytest.mark.parametrize(

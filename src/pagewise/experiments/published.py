@@ -229,6 +229,8 @@ def fullest_sm(row: Row) -> float:
     num_sms, order, tiles = GPUS[row.gpu].num_sms, KERNELS[row.kernel, row.D].order, programs(row)
     if order == "even" or (order == "even if idle" and _is_idle(len(tiles), num_sms)):
         return sum(tiles) / num_sms + START
+    if min(tiles) == max(tiles):  # the schedule below in one step
+        return cdiv(len(tiles), num_sms) * (START + tiles[0])
     return max(run.stop for run in schedule([(i, START + n) for i, n in enumerate(tiles)], num_sms))
 
 

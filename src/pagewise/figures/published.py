@@ -7,17 +7,23 @@ from pagewise.figures.palette import DASHES, INK, MARKERS, PALETTE
 
 
 def published(
-    rows: Sequence, *, constants: Mapping[str, float] | None = None, title: str = "Measured by others", alt: str = ""
+    rows: Sequence,
+    *,
+    constants: Mapping[str, float] | None = None,
+    title: str = "Measured by others",
+    level: str = "",
+    alt: str = "",
 ) -> None:
     """Draw the times of published rows, a line with marks for each kernel, and the roofline of the useful work, dotted.
 
-        figures.published(published.rows(table="flash_decoding"))
+        figures.published(published.rows(table="flash_decoding"), level="67 MB at full speed")
 
     The x axis has the shapes (sequences × tokens) in the order of the rows, the logarithmic y axis µs.
 
     Args:
         rows: of `experiments.published`, all of one GPU.
         constants: kernel → its constant. For these kernels the model is drawn through the marks, dashed.
+        level: the name of the dotted line, by default the least time on this GPU.
 
     Raises:
         ValueError: there are no rows, or they are of several GPUs.
@@ -38,8 +44,8 @@ def published(
             if modelled:
                 ax.plot(x, [1e6 * row.model(constants[kernel]) for row in of], "--", color=PALETTE[i % 5])
                 ax.plot([], [], "--", color=PALETTE[i % 5], label=f"the model, {constants[kernel]:.2f} of the peak")
-        level = [least[shape] for shape in shapes]
-        ax.plot(range(len(shapes)), level, DASHES[3], color=INK, label=f"least time, {gpus.pop()}")
+        least_times = [least[shape] for shape in shapes]
+        ax.plot(range(len(shapes)), least_times, DASHES[3], color=INK, label=level or f"least time, {gpus.pop()}")
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         ax.set_xticks(range(len(shapes)), shapes, rotation=30, ha="right", fontsize=8.5)
@@ -54,8 +60,8 @@ def _in_words(title: str, rows: Sequence, kernels: Sequence[str], least: Mapping
     for kernel in kernels:
         of = [row for row in rows if row.kernel == kernel]
         said.append(f"{kernel} takes {_at(of[0])} and {_at(of[-1])}")
-    level = [f"{value:,.0f} µs" for value in least.values()]
-    return f"{title}. {'; '.join(said)}; the least time is {level[0]} and {level[-1]}."
+    times = [f"{value:,.0f} µs" for value in least.values()]
+    return f"{title}. {'; '.join(said)}; the least time is {times[0]} and {times[-1]}."
 
 
 def _at(row) -> str:
