@@ -20,7 +20,7 @@ DECODE = published.rows(table="flash_decoding", kernel="FlashAttention-2")
 
 
 def shaped(kernel="FlashAttention-2", gpu="A100", B=1, H=1, Hkv=None, T=1, S=1, D=128, causal=False, seconds=1.0):
-    return Row("", kernel, gpu, B, H, Hkv or H, T, S, D, causal, seconds, "", "", "", "")
+    return Row("", kernel, gpu, B, H, Hkv or H, T, S, D, causal, seconds, *[""] * 5)
 
 
 # ------------------------------------------------------------------------------------------------ what is printed
@@ -202,7 +202,7 @@ BAD = {
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
 def test_a_bad_line_is_refused(change, message):
-    tables = {"t": {"source": "", "assumed": ""}}
+    tables = {"t": {"source": "", "address": "", "assumed": ""}}
     assert read_row(LINE, tables).seconds == 1.5e-3
     with pytest.raises(ValueError, match=message):
         read_row(LINE | change, tables)

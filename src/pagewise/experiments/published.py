@@ -11,13 +11,17 @@
 - **Constant.** The share of the bandwidth and of the peak that a kernel reaches. A family is one kernel for one head
   size on one GPU. Its constant is the median of the constants that fit its rows one by one.
 
+LAUNCH, START, L2_SPEED and L2_SHARE are assumptions. Halved or doubled, each of them changes the number of rows that
+fit by less than 3 % of all rows.
+
 The null model is the roofline of the useful work over one constant: it knows no padding, waves, launches and L2. Long
 prompts fit any model, so a share of rows that fit means nothing without the share of the null model beside it.
 
 published_rows.csv has one measurement per line, as printed in its source, and published_tables.csv has the sources.
 Tables were chosen before any fit, and they are whole, except for columns whose work is not counted here: kernels in
-8 bits, batches of unequal lengths, backward passes, unfused decode. `remark` says what is known about a row that the
-model misses by more than WITHIN. Not in the model: the host, the power limit of a GPU, the clock of a benchmark.
+8 bits, batches of unequal lengths, backward passes, unfused decode. Some end where the copy that was read ends; their
+line in published_tables.csv says so. `remark` says what is known about a row that the model misses by more than WITHIN.
+Not in the model: the host, the power limit of a GPU, the clock of a benchmark.
 """
 
 import csv
@@ -37,7 +41,7 @@ from pagewise.tools.sizes import cdiv
 WITHIN = 1.25  # a model that is right within this factor counts as right
 LONG = 100e-6  # seconds from which launches, hosts and clocks matter little
 ITEMSIZE = 2  # all rows have 16 bits
-L2_SPEED = 3  # times as fast as DRAM, assumed for all GPUs. With 1.5 to 3.5, one row more or less fits
+L2_SPEED = 3  # times as fast as DRAM, assumed for all GPUs
 L2_SHARE = 0.8  # of L2 that inputs can fill and still be there when the launch is repeated
 UNITS = {"us": 1e-6, "ms": 1e-3}  # others: TFLOP/s of the useful products
 COLUMNS = ("table", "kernel", "gpu", "B", "H", "Hkv", "T", "S", "D", "causal", "value", "unit", "remark")
@@ -52,6 +56,7 @@ class Kernel(NamedTuple):
         would fill less than 0.8 of two slots per SM, as in FlashAttention-2; "streamed", a program reads its `keys` (0:
         all) and multiplies without tensor cores; "unfused", the scores go through memory.
     packs: heads that share a KV head share a tile.
+    launches: of one call; a kernel that merges has one more, and "even if idle" has it only where it cuts.
     """
 
     rows: int
@@ -101,7 +106,7 @@ KERNELS = {
 class Row(NamedTuple):
     """A measurement: who measured which kernel on which GPU, the shape in the letters of the course, and the seconds.
 
-    `published` is the number as printed. `source` and `assumed` are those of its table.
+    `published` is the number as printed. `source`, `address` and `assumed` are those of its table.
     """
 
     table: str
@@ -118,6 +123,7 @@ class Row(NamedTuple):
     published: str
     remark: str
     source: str
+    address: str
     assumed: str
 
     @property
@@ -127,7 +133,7 @@ class Row(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """The sizes in words, such as "256 × 256": sequences × tokens, then heads."""
+        """The sequences × the tokens of each, such as "256 × 65,536"."""
         return f"{self.B} × {self.S:,}"
 
     @property
@@ -285,10 +291,10 @@ def read_row(line: dict[str, str], tables: dict[str, dict[str, str]]) -> Row:
         raise ValueError(f"sizes and value must be positive, H a multiple of Hkv, and T at most S: {line}")
     if line["unit"] not in (*UNITS, "TFLOP/s"):
         raise ValueError(f"unit must be us, ms or TFLOP/s, got {line['unit']!r} in {line}")
-    of = tables[line["table"]]
-    published = f"{line['value']} {line['unit'].replace('us', 'µs')}"
     names = line["table"], line["kernel"], line["gpu"]
-    row = Row(*names, *sizes.values(), causal, value, published, line["remark"], of["source"], of["assumed"])
+    published = f"{line['value']} {line['unit'].replace('us', 'µs')}"
+    of_table = (tables[line["table"]][name] for name in ("source", "address", "assumed"))
+    row = Row(*names, *sizes.values(), causal, value, published, line["remark"], *of_table)
     return row._replace(seconds=value * UNITS[line["unit"]] if line["unit"] in UNITS else row.flops / (value * 1e12))
 
 
