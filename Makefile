@@ -38,7 +38,7 @@ environment:
 
 lessons: environment
 	@$(NOTEBOOKS) run lessons build/lessons
-	@$(PY) -m pagewise.tools.claims build/lessons
+	@$(PY) src/repository/claims.py build/lessons
 	@$(SPHINX) build/lessons build/book
 	@echo "the book: open build/book/index.html"
 
@@ -117,7 +117,7 @@ changes: environment
 
 refresh: environment
 	@$(NOTEBOOKS) refresh lessons $(if $(REMEASURE),--remeasure)
-	$(PY) -m pagewise.tools.claims lessons
+	$(PY) src/repository/claims.py lessons
 
 book: environment
 	@$(SPHINX) lessons build/book

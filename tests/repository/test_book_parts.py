@@ -90,7 +90,7 @@ def test_what_counts_as_a_use(text, expected):
 
 def test_every_lesson_is_a_box_of_the_map():
     links = re.findall(r'<a href="(\w+)\.html"', (ROOT / "lessons" / "map.svg").read_text())
-    lessons = sorted(name for name in LESSONS if not name.endswith("_in_depth"))
+    lessons = sorted(name for name in LESSONS if name[0].isdigit() and not name.endswith("_in_depth"))
     assert sorted(set(links)) == lessons
     assert links.count("01_naive_attention") == 2  # its box, and the start
 
