@@ -355,7 +355,7 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
     llm.step(), llm.step()
     target, name = {
         "model": (MODEL, "forward"),
-        "write": (PagedKVCache, "write"),
+        "write": (PagedKVCache, "writer"),
         "sample": (torch.Tensor, "logsumexp"),
     }[where]
 
@@ -549,9 +549,9 @@ def test_the_most_new_tokens_are_what_context_and_memory_leave():
 
 def test_without_num_blocks_there_is_room_for_all_sequences_or_a_quarter_of_the_free_memory(monkeypatch):
     assert LLM(MODEL, max_num_seqs=3).memory.manager.num_blocks == 3 * 512 // 16
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PHYS_PAGES": 9999, "SC_PAGE_SIZE": 4096}.get)
     memory = LLM(MODEL, max_num_seqs=100).memory
     assert memory.nbytes <= 1_024_000 < memory.nbytes + memory.nbytes // memory.manager.num_blocks
-    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1, "SC_PAGE_SIZE": 4096}.get)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1, "SC_PHYS_PAGES": 9999, "SC_PAGE_SIZE": 4096}.get)
     with pytest.raises(ValueError, match="no memory for a block of 32768 bytes"):
         LLM(MODEL)

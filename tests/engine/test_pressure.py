@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from conftest import ROOT
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine import steps as steps_module
+from pagewise.engine.paged_memory import PagedMemory
 
 FULL = is_full()
 MODEL = ExactModel()
@@ -325,9 +326,12 @@ class Planted(Exception):
 def broken(llm, fault, error, after):
     """Return a patch. The `after`-th next call of a part of the engine then raises."""
     memory = llm.memory
+    of_paged = isinstance(memory, PagedMemory)
     owner, name = {
         "model": (MODEL, "forward"),
-        "write": (memory.cache, "write") if hasattr(memory, "cache") else (memory, "attention"),
+        "write": (memory.cache, "writer" if of_paged else "write")
+        if hasattr(memory, "cache")
+        else (memory, "attention"),
         "sampling": (steps_module, "sample"),
         "resize": (memory, "resize"),
         "fork": (memory, "fork"),
@@ -341,6 +345,15 @@ def broken(llm, fault, error, after):
             raise error("planted")
         return usual(*args, **kwargs)
 
+    if name == "writer":  # which is called once for all layers
+        writer = usual
+
+        def fails_in_a_layer(*args, **kwargs):
+            nonlocal usual
+            usual = writer(*args, **kwargs)
+            return fails
+
+        return mock.patch.object(owner, name, fails_in_a_layer)
     return mock.patch.object(owner, name, fails)
 
 

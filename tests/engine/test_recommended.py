@@ -11,7 +11,7 @@ from scripted import byte_fallback, byte_level
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.__main__ import main
-from pagewise.models.load import TINY
+from pagewise.models.load import TINY, sampling_defaults
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.3}
@@ -91,6 +91,36 @@ def test_the_command_takes_what_its_flags_do_not_say_from_the_checkpoint(flags, 
     monkeypatch.setattr(LLM, "stream", lambda self, prompt, sampling: asked.append(sampling) or iter("x"))
     assert main(["A", "--model", str(tmp_path), "--num-blocks", "8", *flags]) == 0
     assert asked == [SamplingParams(max_tokens=64, **expected)]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"do_sample": False, "temperature": 0.6, "top_k": 20}, {"temperature": 0.0}),
+        ({"do_sample": False, "repetition_penalty": 1.3}, {"temperature": 0.0, "repetition_penalty": 1.3}),
+        ({"do_sample": True, "temperature": 0.6}, {"temperature": 0.6}),
+        ({"top_k": 20, "do_sample": None}, {"top_k": 20}),
+        ({"max_new_tokens": 40, "max_length": 100}, {"max_tokens": 40}),
+        ({"max_new_tokens": None}, {}),
+    ],
+    ids=str,
+)
+def test_the_file_says_whether_to_draw_and_how_long_an_answer_may_be(said, expected):
+    assert sampling_defaults(said) == expected
+
+
+def test_an_answer_is_as_long_as_recommended_or_as_fits_unless_the_request_says(caplog):
+    llm = engine(recommended={"max_tokens": 40})
+    assert "max_tokens = 40" in caplog.text
+    most = llm.max_new_tokens([1, 2])
+    assert llm.prepare([1, 2]).sampling.max_tokens == 40 < most
+    assert llm.prepare([1] * (most - 5)).sampling.max_tokens == 7  # 2 + most tokens fit
+    assert llm.prepare([1, 2], SamplingParams()).sampling.max_tokens == SamplingParams().max_tokens
+    assert llm.sampling_params(top_k=3) == SamplingParams(top_k=3)  # a server or a command has its own default
+    with pytest.raises(ValueError, match="exceed the model's context"):
+        llm.prepare([1] * (most + 2))
+    with pytest.raises(ValueError, match=r"generation_config\.json of the checkpoint: max_tokens must be at least 1"):
+        engine(recommended={"max_tokens": 0})
 
 
 # ------------------------------------------------------------------------------------------------ ends

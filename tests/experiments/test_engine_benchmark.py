@@ -16,6 +16,7 @@ from pagewise.experiments.engine_benchmark import main, variants
 from pagewise.experiments.engine_results import agreement, overview, records, speedups, summary
 from pagewise.experiments.engine_workload import Run, Workload, compare, serve
 from pagewise.models import tiny_model
+from pagewise.models.load import TINY
 from pagewise.tools.records import keep, recorded
 
 FOUR = ("--num-requests", "4", "--prompt-tokens", "40", "--max-new-tokens", "3", "--block-size", "8")
@@ -269,6 +270,42 @@ def test_runs_are_counted_and_sampling_flags_reach_the_requests(capsys, monkeypa
     assert {(one.top_k, one.top_p, one.temperature) for params in calls for one in params} == {(40, 0.9, 1.0)}
 
 
+def test_the_pair_of_the_source_is_block_tensors_and_paged_attention(capsys):
+    main([*ONCE, "--mode", "offline", "--source"])
+    pair = [f"offline, {memory}, identical prompts" for memory in ("block tensors", "paged")]
+    assert list(fields(capsys.readouterr().out)) == pair
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--no-stop-on-eos",), ("--do-sample",), ("--do-sample", "--top-k", "3")], ids=str
+)
+def test_all_requests_have_the_prompt_of_the_command_line_and_stop_at_end_tokens_unless_told(
+    flags, monkeypatch, capsys
+):
+    calls = []
+    monkeypatch.setattr(engine_benchmark, "serve", lambda llm, *requests: calls.append(requests) or RUN)
+    main(["--checkpoint-path", str(TINY), "--prompt", "def é", "--mode", "online", "--repeat-runs", "1", *flags, *FOUR])
+    for prompts, params in calls:
+        assert prompts == [list("def é".encode())] * 4
+        assert {one.ignore_eos for one in params} == {"--no-stop-on-eos" in flags}
+        assert {one.temperature for one in params} == {float("--do-sample" in flags)}
+        assert {one.top_k for one in params} == {3 if "--top-k" in flags else 0}
+
+
+def test_other_libraries_serve_the_same_requests_where_they_are_installed(monkeypatch, capsys):
+    built = []
+
+    def build(folder, device, dtype):
+        built.append((folder, device.type, dtype))
+        return lambda prompts, params: RUN
+
+    monkeypatch.setattr(engine_benchmark, "peers", lambda device: {"another": build})
+    main([*ONCE, "--mode", "online", "--paged-attn", "--peers"])
+    assert built == [(TINY, "cpu", torch.float32)]
+    names = ["online, paged, identical prompts", "another, identical prompts"]
+    assert list(fields(capsys.readouterr().out)) == names
+
+
 def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
     arguments = ("--mode", "online", "--paged-attn", "--profile", str(tmp_path / "traces"))
     main([*ONCE, *arguments, "--record", str(tmp_path / "engine.json")])
@@ -276,7 +313,7 @@ def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
     events = json.loads((tmp_path / "traces" / "online_paged_identical.json").read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert {"step", "schedule", "prefill", "decode", "build batch", "block tables"} < names
-    assert {"model", "cache write", "attention", "sampling", "aten::linear"} < names
+    assert {"model", "cache write", "attention", "sampling", "aten::silu"} < names
     assert len(recorded(tmp_path / "engine.json")) == 3
 
 
@@ -288,6 +325,9 @@ def test_a_trace_of_each_engine_and_the_records_are_written(tmp_path, capsys):
         (("--device", "cuda"), "device is cuda, but torch finds no GPU here"),
         (("--top-p", "1.5"), "top_p must be above 0 and at most 1, got 1.5"),
         (("--model", "no/such/../folder"), "no/such/../folder"),
+        (("--model", "gpt2-small", "--peers"), "--peers needs the folder of a checkpoint, got --model gpt2-small"),
+        (("--peers", "--top-k", "3"), "--peers compares greedy answers"),
+        (("--peers", "--prompt", "x"), "give --no-stop-on-eos"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_2(arguments, said, capsys):

@@ -45,10 +45,12 @@ def test_a_peer_that_cannot_be_built_is_left_out_and_why_is_said(monkeypatch, ca
     assert "broken is not compared with: RuntimeError: no room" in capsys.readouterr().out
 
 
-def test_vllm_is_asked_where_there_is_a_gpu_and_vllm(monkeypatch):
-    monkeypatch.setattr(engine_peers.importlib.util, "find_spec", lambda name: object())
-    assert list(peers(CPU)) == [GENERATE]
-    assert list(peers(torch.device("cuda"))) == [GENERATE, "vLLM"]
+@pytest.mark.parametrize("installed", [(), ("transformers",), ("vllm",), ("transformers", "vllm")], ids=str)
+def test_those_are_asked_that_are_installed(installed, monkeypatch):
+    names = {"transformers": GENERATE, "vllm": "vLLM"}
+    monkeypatch.setattr(engine_peers.importlib.util, "find_spec", lambda name: name in installed or None)
+    for device in (CPU, torch.device("cuda")):
+        assert list(peers(device)) == [names[name] for name in installed]
 
 
 def test_vllm_gets_token_ids_and_goes_on_after_end_tokens(monkeypatch, tmp_path):

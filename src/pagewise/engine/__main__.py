@@ -52,19 +52,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("prompt", help="a text, or token ids if the checkpoint has no tokenizer")
     parser.add_argument("--model", default=TINY, help="a folder or a hub id")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate at most")
-    parser.add_argument("--min-tokens", type=int, default=0, metavar="N", help="tokens before it may end")
     unset = argparse.SUPPRESS  # the checkpoint may recommend a value
-    parser.add_argument(
-        "--temperature", type=float, default=unset, metavar="T", help="0: the likeliest token each time"
-    )
-    parser.add_argument("--top-k", type=int, default=unset, metavar="K", help="of the K likeliest tokens; 0: of all")
-    parser.add_argument("--top-p", type=float, default=unset, metavar="P", help="of the likeliest of this weight")
-    parser.add_argument("--min-p", type=float, default=unset, metavar="P", help="of tokens of P times the best weight")
-    parser.add_argument("--repetition-penalty", type=float, default=unset, metavar="R", help="for tokens met before")
-    parser.add_argument("--presence-penalty", type=float, default=0.0, metavar="R", help="for tokens generated before")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0, metavar="R", help="for each time of these")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same text each time")
+    for flag, kind, default, what in (
+        ("--max-tokens", int, 64, "tokens to generate at most"),
+        ("--min-tokens", int, 0, "tokens before it may end"),
+        ("--temperature", float, unset, "0: the likeliest token each time"),
+        ("--top-k", int, unset, "of the N likeliest tokens; 0: of all"),
+        ("--top-p", float, unset, "of the likeliest of this weight"),
+        ("--min-p", float, unset, "of tokens of N times the best weight"),
+        ("--repetition-penalty", float, unset, "for tokens met before"),
+        ("--presence-penalty", float, 0.0, "for tokens generated before"),
+        ("--frequency-penalty", float, 0.0, "for each time of these"),
+        ("--seed", int, None, "the same text each time"),
+    ):
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=what)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the text; may come again")
     parser.add_argument(
         "--stop-token-ids", type=int, action="append", default=[], metavar="N", help="ends the text; may come again"

@@ -7,14 +7,14 @@
 """
 
 from collections.abc import Iterable
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int32, Int64
 from torch import Tensor
 
-from pagewise.engine.profile import span
 from pagewise.engine.request import Chunk
 
 
@@ -33,34 +33,53 @@ class Batch(NamedTuple):
 
     @classmethod
     def of(cls, chunks: list[Chunk], device: torch.device, block_size: int | None = None) -> "Batch":
-        """Return the step that computes these chunks, with block tables if there is a `block_size`."""
-        token_ids = list(chain.from_iterable(chunk.token_ids for chunk in chunks))
-        positions = list(chain.from_iterable(range(chunk.start, chunk.stop) for chunk in chunks))
-        ends = list(accumulate((chunk.stop - chunk.start for chunk in chunks), initial=0))
-        wanted = [range(end - chunk.num_logits, end) for chunk, end in zip(chunks, ends[1:], strict=True)]
-        logits_for = list(chain.from_iterable(wanted))
-        numbers = (token_ids, positions, logits_for)
-        batch = cls(chunks, *(torch.tensor(one, dtype=torch.int64, device=device) for one in numbers))
-        if block_size is None:
-            return batch
-        with span("block tables"):
-            tables = [chunk.sequence.block_table for chunk in chunks]
-            width = max(map(len, tables))
-            slots = [
-                table[i // block_size] * block_size + i % block_size
-                for chunk, table in zip(chunks, tables, strict=True)
-                for i in range(chunk.start, chunk.stop)
-            ]
-            padded = [table + [0] * (width - len(table)) for table in tables]
-            return batch._replace(
-                slots=torch.tensor(slots, dtype=torch.int64, device=device),
-                block_tables=torch.tensor(padded, dtype=torch.int32, device=device),
-                seq_lens=torch.tensor([chunk.stop for chunk in chunks], dtype=torch.int32, device=device),
-                cu_seqlens_q=torch.tensor(ends, dtype=torch.int32, device=device),
-            )
+        """Return the step that computes these chunks, with block tables if there is a `block_size`.
+
+        All its numbers go to the device in one transfer.
+        """
+        token_ids, positions, logits_for, tables, seq_lens, cu_seqlens = [], [], [], [], [], [0]
+        for chunk in chunks:
+            _, sequence, start, stop, drafts = chunk
+            token_ids += sequence.tokens[start:stop]
+            token_ids += drafts
+            positions += range(start, stop)
+            end = cu_seqlens[-1] + stop - start
+            logits_for += range(end - chunk.num_logits, end)
+            tables.append(sequence.block_table)
+            seq_lens.append(stop)
+            cu_seqlens.append(end)
+        arrays = {
+            "token_ids": np.array(token_ids, dtype=np.int64),
+            "positions": np.array(positions, dtype=np.int64),
+            "logits_for": np.array(logits_for, dtype=np.int64),
+        }
+        if block_size is not None:
+            padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+            for row, table in zip(padded, tables, strict=True):
+                row[: len(table)] = table
+            rows = np.repeat(np.arange(len(tables)), np.diff(cu_seqlens))
+            at, offsets = np.divmod(arrays["positions"], block_size)
+            arrays["slots"] = padded[rows, at].astype(np.int64) * block_size + offsets
+            arrays["block_tables"] = padded
+            arrays["seq_lens"] = np.array(seq_lens, dtype=np.int32)
+            arrays["cu_seqlens_q"] = np.array(cu_seqlens, dtype=np.int32)
+        return cls(chunks, **_uploaded(arrays, device))
 
     @property
     def rows(self) -> list[tuple[slice, Chunk]]:
         """Each chunk with the rows of its tokens."""
         ends = accumulate((chunk.stop - chunk.start for chunk in self.chunks), initial=0)
         return [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), self.chunks, strict=True)]
+
+
+def _uploaded(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
+    """Return arrays as tensors on a device, after one transfer from pinned memory. Arrays of int64 come first."""
+    packed = torch.from_numpy(np.concatenate([array.view(np.uint8).ravel() for array in arrays.values()]))
+    if device.type == "cuda":
+        packed = packed.pin_memory()  # so that the host does not wait for the transfer
+    packed, tensors, start = packed.to(device, non_blocking=True), {}, 0
+    for name, array in arrays.items():
+        dtype = torch.int64 if array.dtype == np.int64 else torch.int32
+        tensors[name] = packed[start : start + array.nbytes].view(dtype).view(array.shape)
+        start += array.nbytes
+    return tensors

@@ -20,16 +20,17 @@ class Parser(argparse.ArgumentParser):
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add fields of `EngineConfig` to a parser, under their own names."""
     default = EngineConfig()
-    counts = {
-        "block_size": "tokens of a block",
-        "max_num_seqs": "most sequences in a step",
-        "max_num_batched_tokens": "most tokens in a step",
-        "speculate": "draft N tokens, verify them in a step",
-        "num_blocks": "blocks of the cache; by default as many as fit",
-    }
-    for name, what in counts.items():
+    for name, kind, what in (
+        ("block_size", int, "tokens of a block"),
+        ("max_num_seqs", int, "most sequences in a step"),
+        ("max_num_batched_tokens", int, "most tokens in a step"),
+        ("speculate", int, "draft N tokens, verify them in a step"),
+        ("num_blocks", int, "blocks of the cache; by default as many as fit"),
+        ("k_scale", float, "a float8 cache stores k / N"),
+        ("v_scale", float, "a float8 cache stores v / N"),
+    ):
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, type=int, default=getattr(default, name), metavar="N", help=what)
+        parser.add_argument(flag, type=kind, default=getattr(default, name), metavar="N", help=what)
     parser.add_argument("--attention", choices=MEMORIES, default=default.attention, help="the cache")
     parser.add_argument(
         "--backend", choices=("auto", "torch", "triton", "cuda"), default=default.backend, help="the kernels"
@@ -42,12 +43,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="compute equal beginnings of prompts each time",
     )
     parser.add_argument("--kv-cache-dtype", choices=("float8_e4m3fn", "float8_e5m2"), help="by default the model's")
-    parser.add_argument(
-        "--k-scale", type=float, default=default.k_scale, metavar="X", help="a float8 cache stores k / X"
-    )
-    parser.add_argument(
-        "--v-scale", type=float, default=default.v_scale, metavar="X", help="a float8 cache stores v / X"
-    )
     parser.add_argument("--dataflow", metavar="FILE", help="a table of products that Dataflow.save wrote")
     parser.add_argument(
         "--generation-config",

@@ -200,23 +200,25 @@ class EngineConfig:
 
     def _backend_for(self, config: Any, weight: Tensor) -> str:
         """Return the backend that serves this model: "torch", "triton" or "cuda"."""
-        refusal = None
-        if weight.dtype not in FLOATS:
-            refusal = f"takes models in float32, float16 or bfloat16, got {weight.dtype}"
+        D, P, paged = config.head_dim, self.block_size, self.attention == "paged"
+        refusals = [(weight.dtype not in FLOATS, f"takes models in float32, float16 or bfloat16, got {weight.dtype}")]
+        if self.backend == "cuda":
+            heads, blocks = (", ".join(map(str, sizes)) for sizes in (in_cuda.HEAD_SIZES, in_cuda.BLOCK_SIZES))
+            float8 = self.kv_cache_dtype is not None
+            refusals += [
+                (paged and D not in in_cuda.HEAD_SIZES, f"takes head_dim {heads}, got {D}"),
+                (paged and P not in in_cuda.BLOCK_SIZES, f"takes block_size {blocks}, got {P}"),
+                (float8 and D % 16, f"takes a float8 cache if head_dim is a multiple of 16, got {D}"),
+            ]
+        else:
+            power = P <= 256 and not P & (P - 1)
+            refusals += [
+                (D > 256, f"takes head sizes up to 256, got {D}"),
+                (paged and not power, f"needs a block_size that is a power of two up to 256, got {P}"),
+            ]
+        refusal = next((message for wrong, message in refusals if wrong), None)
         if self.backend != "cuda":
-            P = self.block_size
-            if refusal is None and config.head_dim > 256:
-                refusal = f"takes head sizes up to 256, got {config.head_dim}"
-            elif refusal is None and self.attention == "paged" and (P > 256 or P & (P - 1)):
-                refusal = f"needs a block_size that is a power of two up to 256, got {P}"
             return choose_backend(self.backend, weight.device, refusal, others=("cuda",))
-        if refusal is None and self.attention == "paged":
-            if config.head_dim not in in_cuda.HEAD_SIZES:
-                refusal = f"takes head_dim {', '.join(map(str, in_cuda.HEAD_SIZES))}, got {config.head_dim}"
-            elif self.block_size not in in_cuda.BLOCK_SIZES:
-                refusal = f"takes block_size {', '.join(map(str, in_cuda.BLOCK_SIZES))}, got {self.block_size}"
-            elif self.kv_cache_dtype is not None and config.head_dim % 16:
-                refusal = f"takes a float8 cache if head_dim is a multiple of 16, got {config.head_dim}"
         if refusal is not None:
             raise ValueError(f'backend="cuda" {refusal}; backend="torch" takes it')
         return self.backend
@@ -227,17 +229,18 @@ class EngineConfig:
         On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has
         for itself, they take at most nine tenths of it, minus 1 GiB for the activations of a step.
         """
+        if weight.is_cuda:
+            free, total = torch.cuda.mem_get_info(weight.device)
+            free = free * 9 // 10 - 2**30
+        else:
+            free, total = free_memory() // 4 // self.tensor_parallel, free_memory("SC_PHYS_PAGES")
         if self.num_blocks is not None:
-            if self.attention != "dense" and self.num_blocks * block > (total := _total_memory(weight)):
+            if self.attention != "dense" and self.num_blocks * block > total:
                 raise ValueError(
                     f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes: give "
                     f"fewer, or leave num_blocks out"
                 )
             return self.num_blocks
-        if weight.is_cuda:
-            free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
-        else:
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 // self.tensor_parallel
         wanted = self.max_num_seqs * cdiv(config.max_position_embeddings, self.block_size)
         if (num_blocks := min(wanted, free // block)) < 1:
             raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
@@ -252,11 +255,9 @@ class EngineConfig:
         return getattr(home, name)(self, sizes, device, dtype)
 
 
-def _total_memory(weight: Tensor) -> int:
-    """Return the bytes of the device that holds `weight`, in use or not."""
-    if weight.is_cuda:
-        return torch.cuda.mem_get_info(weight.device)[1]
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def free_memory(pages: str = "SC_AVPHYS_PAGES") -> int:
+    """Return the bytes of this machine that nobody uses. With "SC_PHYS_PAGES", return all bytes."""
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Raise a KeyboardInterrupt that arrives inside at the end. Only the main thread receives signals in Python."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     arrived = []
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is None:  # not installed from Python
+    usual = signal.getsignal(signal.SIGINT)  # None: not installed from Python
+    if usual is None or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, lambda *signal_and_frame: arrived.append(signal_and_frame))

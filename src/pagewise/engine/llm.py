@@ -32,6 +32,9 @@ from pagewise.tools.progress import progress_bar
 class LLM(Engine, AbstractContextManager):
     """A model, its memory, and a scheduler between them. One thread at a time may call it.
 
+    On a CPU, it keeps packed copies of the model's weights if they fit a quarter of the free memory (see
+    `models.linear`).
+
     Args:
         model: a folder or hub id, or a model. tokenizer: for a model, if it shall read and write text.
         config: the options of the engine. Without it, give the fields of `EngineConfig` as keywords.

@@ -6,24 +6,28 @@ of the next larger graph and launches it once. The remaining rows write nowhere 
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pagewise.engine.batch import Batch
-from pagewise.engine.config import EngineConfig, kv_sizes
+from pagewise.engine.config import EngineConfig, free_memory, kv_sizes
 from pagewise.engine.flash_decoding_plus_plus import with_dataflow
 from pagewise.engine.memory import Memory
 from pagewise.engine.profile import span
 from pagewise.engine.request import Chunk
+from pagewise.models.linear import PackedWeights
+
+NOTHING = nullcontext()
 
 
 class ModelRunner:
     """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs.
 
-    `together(batch)` is a context in which other processes compute the same step (see `leader`).
+    `together(batch)` is a context in which other processes compute the same step (see `leader`). `weights`: a context
+    for the model, in which its weights are packed (see `models.linear`).
     """
 
     def __init__(
@@ -33,14 +37,15 @@ class ModelRunner:
         *,
         graphs: bool = False,
         together: Callable[[Batch], AbstractContextManager] | None = None,
+        weights: AbstractContextManager = NOTHING,
     ) -> None:
-        self.model, self.memory, self._together = model, memory, together
+        self.model, self.memory, self._together, self._weights = model, memory, together, weights
         self._graphs = DecodeGraphs(self) if graphs else None
 
     @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
-        decoding = all(chunk.stop - chunk.start == 1 for chunk in chunks)
+        decoding = max([chunk.stop - chunk.start for chunk in chunks]) == 1
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
                 batch = self.memory.batch(chunks)
@@ -54,7 +59,7 @@ class ModelRunner:
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Run the model once. The tokens of the batch are one row of its input."""
         attend = self.memory.attention(batch)
-        with span("model"):
+        with span("model"), self._weights:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
@@ -70,8 +75,11 @@ def make_runner(
     weight = next(model.parameters())
     memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
     graphs = weight.is_cuda and config.attention == "paged" and config.backend == "triton" and together is None
-    forward = model if config.dataflow is None else with_dataflow(model, config.dataflow)
-    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, together=together)
+    if config.dataflow is not None:
+        forward, weights = with_dataflow(model, config.dataflow), NOTHING
+    else:
+        forward, weights = model, PackedWeights(model, most=free_memory() // 4 // config.tensor_parallel)
+    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, together=together, weights=weights)
 
 
 class DecodeGraphs:

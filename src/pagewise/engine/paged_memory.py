@@ -11,70 +11,59 @@ from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.models import Attend
 from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockPool, OutOfBlocks, PagedKVCache
-from pagewise.tools.sizes import cdiv
 
 
-class BlockMemory:
-    """Block tables: the bookkeeping of every memory that consists of blocks. `manager` counts and shares the blocks."""
+class BlockMemory(BlockPool):
+    """The bookkeeping of every memory that consists of blocks: a pool of blocks that admits requests."""
+
+    fork, commit, free = BlockPool.share, BlockPool.register, BlockPool.release
 
     def __init__(self, config: EngineConfig, nbytes: int) -> None:
-        self.block_size, self.prefix_cache, self.nbytes = config.block_size, config.prefix_cache, nbytes
-        self.num_tokens = config.num_blocks * config.block_size
-        self.manager = BlockPool(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        super().__init__(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache)
+        self.nbytes, self.num_tokens = nbytes, config.num_blocks * config.block_size
+
+    @property
+    def manager(self) -> BlockPool:
+        """The pool of blocks, which this memory is."""
+        return self
 
     @property
     def usage(self) -> float:
         """The share of the blocks that are in use, from 0 to 1."""
-        return 1 - self.manager.num_free_blocks / self.manager.num_blocks
+        return 1 - self.num_free_blocks / self.num_blocks
 
     @property
     def used_nbytes(self) -> int:
         """Bytes of the blocks that are in use."""
-        return self.nbytes // self.manager.num_blocks * (self.manager.num_blocks - self.manager.num_free_blocks)
+        return self.nbytes // self.num_blocks * (self.num_blocks - self.num_free_blocks)
 
     def check_fits(self, request: Request) -> None:
         """Raise ValueError if the request's sequences cannot all be in memory at once, even alone."""
         needed = self._blocks_for(request.width, request.most_slots, len(request.prompt))
-        if needed > self.manager.num_blocks:
+        if needed > self.num_blocks:
             raise ValueError(
                 f"{request.sampling.described(len(request.prompt))} need {needed} blocks of {self.block_size} tokens, "
-                f"and the memory has {self.manager.num_blocks}: raise num_blocks, or ask for less"
+                f"and the memory has {self.num_blocks}: raise num_blocks, or ask for less"
             )
 
     def _blocks_for(self, width: int, length: int, common: int) -> int:
         """Return the blocks of `width` sequences of `length` tokens that begin with the same `common` tokens."""
         shared = common // self.block_size if width > 1 else 0
-        return shared + width * (cdiv(length, self.block_size) - shared)
+        return shared + width * (-(-length // self.block_size) - shared)
 
     def admit(self, request: Request, computing: list[Sequence]) -> int | None:
         """Give blocks to the tokens that all sequences share. See `Memory.admit`."""
         common, live = request.common, request.live
         if self.prefix_cache and computing:  # one of these may compute the first block that is not cached yet
-            stop = self.manager.num_cached(common) + self.block_size
+            stop = self.num_cached(common) + self.block_size
             beginning = common.tokens[:stop]
             if stop < len(common) and any(sequence.tokens[:stop] == beginning for sequence in computing):
                 return None
         if len(live) > 1:
             needed = self._blocks_for(len(live), max(len(sequence.tokens) for sequence in live), len(common))
-            if needed > self.manager.num_free_blocks:
+            if needed > self.num_free_blocks:
                 raise OutOfBlocks(f"{len(live)} sequences need {needed} blocks")
-        return self.manager.hold(live[0], common)
-
-    def resize(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let a sequence have the blocks of its first `num_tokens` tokens, and no others."""
-        self.manager.resize(sequence, num_tokens)
-
-    def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let the child share the parent's blocks, until one of them writes."""
-        self.manager.share(parent, child)
-
-    def commit(self, sequence: Sequence, num_computed: int) -> None:
-        """Let other prompts find the full blocks that the sequence has computed."""
-        self.manager.register(sequence, num_computed)
-
-    def free(self, sequence: Sequence) -> None:
-        """Release the blocks of a sequence."""
-        self.manager.release(sequence)
+        return self.hold(live[0], common)
 
 
 class PagedMemory(BlockMemory):
@@ -102,11 +91,12 @@ class PagedMemory(BlockMemory):
 
     def batch(self, chunks: list[Chunk]) -> Batch:
         """Return a step with its block tables, and with the copies of blocks that it begins with."""
-        return Batch.of(chunks, self.device, self.block_size)._replace(copies=self.manager.take_copies())
+        return Batch.of(chunks, self.device, self.block_size)._replace(copies=self.take_copies())
 
     def attention(self, batch: Batch) -> Attend:
         """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
         self.cache.copy_blocks(batch.copies)
+        write = self.cache.writer(batch.slots, k_scale=self.k_scale, v_scale=self.v_scale)
         with span("block tables"):
             plan = paged_attention_varlen.plan(
                 batch.block_tables,
@@ -117,12 +107,13 @@ class PagedMemory(BlockMemory):
                 decodes=len(batch.token_ids) == len(batch.seq_lens),  # no chunk is empty
                 options=self._options,
                 v_scale=self.v_scale,
+                plain=True,
             )
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [total_q, heads, D]
+            q, k, v = q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)  # [total_q, heads, D]
             with span("cache write"):
-                self.cache.write(layer, batch.slots, k, v, k_scale=self.k_scale, v_scale=self.v_scale, check=False)
+                write(layer, k, v)
             with span("attention"):
                 out = plan.attend(q, self.cache.k[layer], self.cache.v[layer])
             return out.transpose(0, 1)[None]

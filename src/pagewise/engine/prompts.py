@@ -47,7 +47,7 @@ def special_stops(tokenizer: Any, strings: Iterable[str]) -> frozenset[int]:
     Raises:
         ValueError: a string holds a special token and other text, so that no text can hold the string.
     """
-    added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {str(token): id_ for id_, token in added.items() if token.special}
     for string in strings:
         if string not in special and (inside := [token for token in special if token in string]):
@@ -59,7 +59,7 @@ def special_stops(tokenizer: Any, strings: Iterable[str]) -> frozenset[int]:
 
 
 def token_ids(prompt: object, tokenizer: Any) -> list[int]:
-    """Return a prompt as a list of tokens. `checked_tokens` checks them.
+    """Return a prompt as a list of tokens, which may not be ids of the model.
 
     Raises:
         ValueError, TypeError: the prompt is text and the model has no tokenizer, or it is empty or not iterable.
@@ -73,14 +73,6 @@ def token_ids(prompt: object, tokenizer: Any) -> list[int]:
     tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
     if not tokens:
         raise ValueError("the prompt must hold at least 1 token, got none")
-    return tokens
-
-
-def checked_tokens(tokens: list[object], vocab_size: int) -> list[int]:
-    """Return the tokens as ints. If one of them is not an id of the model, raise ValueError or TypeError."""
-    tokens = [as_token(token) for token in tokens]
-    if wrong := [token for token in tokens if not 0 <= token < vocab_size]:
-        raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong[0]} in the prompt")
     return tokens
 
 
@@ -103,9 +95,9 @@ def checked_request(
         config: of the model. eos: its end tokens.
 
     Raises:
-        ValueError, TypeError: `token_ids` or `checked_tokens` raises; there are stop strings but no text, or a stop
-            string that no text can hold; the tokenizer cannot decode the prompt; or the request alone exceeds the
-            context, a step or the memory.
+        ValueError, TypeError: `token_ids` raises; a token is not an id of the model; there are stop strings but no
+            text, or a stop string that no text can hold; the tokenizer cannot decode the prompt; or the request alone
+            exceeds the context, a step or the memory.
     """
     if not isinstance(sampling, SamplingParams):
         raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
@@ -126,9 +118,13 @@ def checked_request(
     for token, _ in sampling.logit_bias or ():
         if token >= config.vocab_size:
             raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {config.vocab_size}), got {token}")
-    tokens = checked_tokens(tokens, config.vocab_size)
+    tokens = [token if type(token) is int else as_token(token) for token in tokens]
+    if not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < config.vocab_size)
+        raise ValueError(f"token ids must be in [0, vocab_size = {config.vocab_size}), got {wrong} in the prompt")
     ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else eos)
-    ends |= special_stops(tokenizer, sampling.stop_strings)
+    if sampling.stop_strings:
+        ends |= special_stops(tokenizer, sampling.stop_strings)
     try:
         request = Request(tokens, sampling, tokenizer, ends, chosen_seed(sampling))
     except Exception as error:

@@ -82,7 +82,7 @@ class Sequence(PagedSequence):
         self.index = index
         self.drafter: Drafter | None = None  # None until the first draft
         self.counts: TokenCounts | None = None  # for penalties
-        self.text: Text | None = None  # None for beams, and without a tokenizer
+        self.text: Text | None = None  # None for beams
         self.untold: list[Pick] = []
         self.score = 0.0
         self.logprobs: list[dict[int, float]] = []
@@ -142,7 +142,7 @@ class Request:
         self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
         for sequence in self.live:
             sequence.counts = TokenCounts.wanted(sampling, sequence.tokens, len(prompt))
-            if tokenizer is not None and sampling.beam_width == 1:
+            if sampling.beam_width == 1:
                 sequence.text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
@@ -182,11 +182,6 @@ class Chunk(NamedTuple):
     start: int
     stop: int
     drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The tokens that the step computes."""
-        return [*self.sequence.tokens[self.start : self.stop], *self.drafts]
 
     @property
     def num_logits(self) -> int:

@@ -56,12 +56,15 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
     sums = logits.logsumexp(dim=-1, keepdim=True)
     scores = adjusted(logits, rows)
     best, tokens = scores.max(dim=-1, keepdim=True)
-    for ordered in (False, True):  # without top_k and top_p, the time of sorting is saved
-        drawn = [i for i, row in enumerate(rows) if not row.sampling.greedy and row.sampling.ordered == ordered]
+    by_order: dict[str, list[int]] = {}  # so that no row sorts more of the vocabulary than its own parameters need
+    for i, row in enumerate(rows):
+        if not row.sampling.greedy:
+            by_order.setdefault(row.sampling.order, []).append(i)
+    for order, drawn in by_order.items():
         if len(drawn) == len(rows):
-            tokens = _draw(scores - best, rows, ordered)
-        elif drawn:
-            tokens[drawn] = _draw(scores[drawn] - best[drawn], [rows[i] for i in drawn], ordered)
+            tokens = _draw(scores - best, rows, order != "none")
+        else:
+            tokens[drawn] = _draw(scores[drawn] - best[drawn], [rows[i] for i in drawn], order != "none")
     logprobs = logits.gather(1, tokens) - sums
     numbers = torch.cat([tokens.double(), logprobs, best], dim=1).tolist()  # one wait for a GPU
     picks = [Pick(int(token), logprob) if isfinite(most) else None for token, logprob, most in numbers]
@@ -77,35 +80,34 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
 
 def adjusted(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> Float[Tensor, "n vocab"]:
     """Return the logits, or log p, after bias, min_tokens and penalties. The arguments do not change."""
-    biases = [(i, *pair) for i, row in enumerate(rows) for pair in row.sampling.logit_bias or ()]
+    biases, too_early, penalised = [], [], []
+    for i, row in enumerate(rows):
+        params = row.sampling
+        if params.logit_bias:
+            biases += [(i, *pair) for pair in params.logit_bias]
+        if row.num_new + len(row.drafts) < params.min_tokens:
+            too_early += [(i, token) for token in row.ends]
+        if params.penalises:
+            penalised.append((i, row))
     if biases:
         i, tokens, amounts = torch.tensor(biases, dtype=torch.float64, device=logits.device).unbind(dim=1)
         i, tokens = i.long(), tokens.long()
         logits = logits.index_put((i, tokens), logits[i, tokens] + amounts.to(logits.dtype))
-    too_early = [
-        (i, token)
-        for i, row in enumerate(rows)
-        if row.num_new + len(row.drafts) < row.sampling.min_tokens
-        for token in row.ends
-    ]
     if too_early:
         i, tokens = torch.tensor(too_early, device=logits.device).unbind(dim=1)
         logits = logits.index_put((i, tokens), torch.tensor(-inf, dtype=logits.dtype, device=logits.device))
-    if any(row.sampling.penalises for row in rows):
-        logits = _penalised(logits, rows)
-    return logits
+    return _penalised(logits, penalised) if penalised else logits
 
 
-def _penalised(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def _penalised(logits: Tensor, rows: list[tuple[int, Row]]) -> Tensor:
     places, changes = [], []
-    for i, row in enumerate(rows):
+    for i, row in rows:
         params = row.sampling
-        if params.penalises:
-            counts = row.counts or TokenCounts.wanted(params, row.tokens, len(row.tokens) - row.num_new)
-            ids, times = counts.after(row.drafts)
-            amounts = params.frequency_penalty * times + params.presence_penalty * (times > 0)
-            places.append(np.stack([np.full_like(ids, i), ids]))
-            changes.append(np.stack([np.full_like(amounts, params.repetition_penalty), amounts]).astype(np.float32))
+        counts = row.counts or TokenCounts.wanted(params, row.tokens, len(row.tokens) - row.num_new)
+        ids, times = counts.after(row.drafts)
+        amounts = params.frequency_penalty * times + params.presence_penalty * (times > 0)
+        places.append(np.stack([np.full_like(ids, i), ids]))
+        changes.append(np.stack([np.full_like(amounts, params.repetition_penalty), amounts]).astype(np.float32))
     i, tokens = torch.from_numpy(np.concatenate(places, axis=1)).to(logits.device)
     factors, amounts = torch.from_numpy(np.concatenate(changes, axis=1)).to(logits.device)
     scores = logits[i, tokens]

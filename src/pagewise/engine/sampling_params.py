@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pagewise.tools.checks import check_count, check_flag, check_number
 
@@ -125,9 +125,9 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.beam_width > 1
 
     @cached_property
-    def ordered(self) -> bool:
-        """Whether a draw needs the likeliest tokens in falling order."""
-        return self.top_k > 0 or self.top_p < 1
+    def order(self) -> Literal["none", "top_k", "all"]:
+        """Of how many tokens a draw needs the order: of none, of the top_k likeliest, or of all."""
+        return "top_k" if self.top_k else "all" if self.top_p < 1 else "none"
 
     @cached_property
     def penalises(self) -> bool:

@@ -132,11 +132,11 @@ class Scheduler:
             sequences = request.in_memory()
             if not request.forked:
                 reading.append(request)
-            elif any(len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences):
+            elif any([len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences]):
                 if self._take_slots(request, sequences):
                     reading.append(request)
             elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._take_slots(request, sequences):
-                chunks += (Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences)
+                chunks += [Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences]
         return chunks, reading
 
     def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:

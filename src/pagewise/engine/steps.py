@@ -12,7 +12,7 @@ With tensor parallelism, other processes follow `runner.run`, and the rest of a 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence as Several
-from itertools import islice
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -74,7 +74,11 @@ class Engine:
 
         Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
         """
-        sampling = self.sampling_params() if sampling is None else sampling
+        if sampling is None:
+            sampling, most = self.sampling_params(), self.sampling_defaults.get("max_tokens")
+            if most is not None:
+                prompt = prompts.token_ids(prompt, self.tokenizer)
+                sampling = replace(sampling, max_tokens=max(1, min(most, self.max_new_tokens(prompt))))
         request = prompts.checked_request(
             prompt, sampling, self.tokenizer, self.model.config, self._ends, self.scheduler
         )
@@ -84,12 +88,14 @@ class Engine:
     def sampling_params(self, **given: Any) -> SamplingParams:
         """Return the sampling parameters of a request that gives some of them. The checkpoint may recommend others.
 
+        The max_tokens that it recommends is for requests without parameters alone, where it is cut to what fits.
+
         Raises:
             ValueError, TypeError: as SamplingParams.
         """
         beams = given.get("beam_width", 1) != 1
-        drawing = ("top_k", "top_p", "min_p") if beams else ()  # a beam search draws nothing
-        recommended = {name: value for name, value in self.sampling_defaults.items() if name not in drawing}
+        left_out = {"max_tokens", *(("top_k", "top_p", "min_p") if beams else ())}  # a beam search draws nothing
+        recommended = {name: value for name, value in self.sampling_defaults.items() if name not in left_out}
         return SamplingParams(**recommended | given)
 
     def add(self, request: Request) -> int:
@@ -217,19 +223,18 @@ class Engine:
         """Give a sequence the text of its untold tokens, in which a stop string may end it. A failure ends it too."""
         told, new, text, logprobs = False, [], "", []
         try:
-            while sequence.untold and not (sequence.text is not None and sequence.text.stopped):
+            while sequence.untold and not sequence.text.stopped:
                 pick = sequence.untold[0]
-                if sequence.text is not None:
-                    last = sequence.finish_reason is not None and len(sequence.untold) == 1
-                    ended = last and sequence.finish_reason == "stop"
-                    text += sequence.text.end() if ended else sequence.text.add(pick.token, last=last)
+                last = sequence.finish_reason is not None and len(sequence.untold) == 1
+                ended = last and sequence.finish_reason == "stop"
+                text += sequence.text.end() if ended else sequence.text.add(pick.token, last=last)
                 new.append(sequence.untold.pop(0).token)
                 sequence.score += pick.logprob
                 if pick.likeliest is not None:
                     logprobs.append(pick.likeliest)
-            if sequence.finish_reason == "error" and sequence.text is not None:
+            if sequence.finish_reason == "error":
                 text += sequence.text.end()
-            if sequence.text is not None and sequence.text.stopped:
+            if sequence.text.stopped:
                 sequence.cut("stop")
             told = True
         except Exception as error:
@@ -261,9 +266,7 @@ class Engine:
             return
         samples = sorted(request.finished, key=lambda sequence: sequence.index)
         start, wants = len(request.prompt), request.sampling.logprobs is not None
-        choices = request.beams or [
-            Choice(s.tokens[start:], s.text and s.text.text, s.finish_reason, s.score) for s in samples
-        ]
+        choices = request.beams or [Choice(s.tokens[start:], s.text.text, s.finish_reason, s.score) for s in samples]
         logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
         error = next((s.error for s in samples if s.error), request.error)
         cached = request.num_cached_tokens
@@ -272,19 +275,23 @@ class Engine:
 
 def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
     """Return the next tokens of each sequence that has logits, and the next beams of each search. Nothing changes."""
-    rows, drawn, stop = [], [], 0
+    rows, wanted, stop = [], [], 0
     searches: dict[Request, list[int]] = {}
     for chunk in chunks:
-        request, at, stop = chunk.request, stop, stop + chunk.num_logits
+        request, drafts, at, stop = chunk.request, chunk.drafts, stop, stop + chunk.num_logits
+        if at == stop:
+            continue
         if request.sampling.beam_width > 1:
             searches.setdefault(request, []).extend(range(at, stop))
-        elif at < stop:
-            for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
-                num_new = len(sequence.tokens) - len(request.prompt)
-                for i in range(stop - at):
-                    row = Row(at + i, request.sampling, sequence.tokens, request.seed, sequence.index, num_new)
-                    rows.append(row._replace(drafts=chunk.drafts[:i], counts=sequence.counts, ends=request.ends))
-                drawn.append((request, sequence, chunk.drafts))
-    picks = iter(sample(logits, rows))
-    drawn = [(r, sequence, verified([*islice(picks, len(drafts) + 1)], drafts)) for r, sequence, drafts in drawn]
-    return Drawn(drawn, [(r, beam_search.select(r, logits[at])) for r, at in searches.items() if at])
+            continue
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+            tokens, counts = sequence.tokens, sequence.counts
+            wanted.append((request, sequence, drafts, len(rows)))
+            for i in range(stop - at):
+                num_new, about = len(tokens) - len(request.prompt), (request.seed, sequence.index)
+                rows.append(Row(at + i, request.sampling, tokens, *about, num_new, drafts[:i], counts, request.ends))
+    picks, drawn = sample(logits, rows), []
+    for request, sequence, drafts, first in wanted:
+        own = picks[first : first + len(drafts) + 1]
+        drawn.append((request, sequence, verified(own, drafts) if drafts else own))
+    return Drawn(drawn, [(request, beam_search.select(request, logits[at])) for request, at in searches.items()])

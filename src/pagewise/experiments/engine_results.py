@@ -185,8 +185,7 @@ def records(
     rates = {"matmul": None, "copy": None}
     if weight.device.type == "cuda":
         rates = {"matmul": matmul_rate(weight.device, weight.dtype), "copy": copy_bandwidth(weight.device)}
-    prompts, *sizes = workload
-    shape = dict(zip(Workload._fields[1:], sizes, strict=True))
+    prompts, shape = workload.prompts, dict(zip(Workload._fields[1:4], workload[1:4], strict=True))
     found = []
     for name, runs in compared.items():
         measured = {

@@ -31,11 +31,13 @@ class Workload(NamedTuple):
     num_requests: int = 64
     prompt_tokens: int = 856
     max_new_tokens: int = 16
+    prompt: tuple[int, ...] = ()  # of "identical" requests, prompt_tokens long; (): a random one
 
     def draw(self, vocab_size: int, seed: int, **sampling: object) -> tuple[list[list[int]], list[SamplingParams]]:
-        """Prompts of random tokens, and how to continue each: end tokens ignored, request i seeded with i.
+        """Prompts of random tokens, and how to continue each: request i is seeded with i.
 
-        seed: from 0; another one, other prompts. sampling: fields of SamplingParams; greedy unless it says otherwise.
+        seed: from 0; another one, other prompts. sampling: fields of SamplingParams. By default the draw is greedy, and
+            end tokens are ignored.
         """
         chance = random.Random(seed)
         lengths, budgets = ([most] * self.num_requests for most in (self.prompt_tokens, self.max_new_tokens))
@@ -44,10 +46,10 @@ class Workload(NamedTuple):
             chance.shuffle(lengths)
             chance.shuffle(budgets)
         common = {"identical": self.prompt_tokens, "shared": self.prompt_tokens * 7 // 8}.get(self.prompts, 0)
-        start = chance.choices(range(vocab_size), k=common)
+        start = [*self.prompt] or chance.choices(range(vocab_size), k=common)
         prompts = [start + chance.choices(range(vocab_size), k=length - common) for length in lengths]
         params = [
-            SamplingParams(max_tokens=budget, seed=i, ignore_eos=True, **{"temperature": 0.0, **sampling})
+            SamplingParams(max_tokens=budget, seed=i, **{"temperature": 0.0, "ignore_eos": True, **sampling})
             for i, budget in enumerate(budgets)
         ]
         return prompts, params

@@ -17,6 +17,7 @@ _HOME = {
     "Llama": "pagewise.models.llama",
     "LlamaConfig": "pagewise.models.llama",
     "load_model": "pagewise.models.load",
+    "load_tokenizer": "pagewise.models.load",
     "tiny_model": "pagewise.models.load",
     "register_attention": "pagewise.flash_attention.in_transformers",
 }

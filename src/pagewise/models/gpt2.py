@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import gelu
 
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.models.linear import Conv1D, Linear, product
 from pagewise.models.llama import new_embedding
 from pagewise.tools.checks import check_count, check_number
 
@@ -93,7 +93,7 @@ class GPT2(nn.Module):
             }
         )
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def num_kv_heads(self) -> int:
@@ -121,7 +121,7 @@ class GPT2(nn.Module):
         for block in self.transformer["h"]:
             h = block(h, attend)
         h = self.transformer["ln_f"](h if logits_for is None else h[:, logits_for])
-        return linear(h, self.transformer["wte"].weight) if c.tie_word_embeddings else self.lm_head(h)
+        return product(self.transformer["wte"], h) if c.tie_word_embeddings else self.lm_head(h)
 
 
 class Block(nn.Module):
@@ -149,11 +149,11 @@ class Attention(nn.Module):
         self.c_proj = Conv1D(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1)
-        )  # [B, H, T, D]
+        parts = self.c_attn(x).unflatten(-1, (3, -1, self.head_dim))
+        q, k, v = parts.permute(2, 0, 3, 1, 4)  # [B, H, T, D]
         out = attend(self.layer, q, k, v)
-        check_attended(out, q)
+        if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != q.dtype:
+            check_attended(out, q)  # which says what is wrong
         return self.c_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -168,20 +168,3 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c_proj(gelu(self.c_fc(x), approximate=self.approximate))
-
-
-class Conv1D(nn.Module):
-    """x @ weight[in, out] + bias: a linear layer, by the name and shape that GPT-2's checkpoints have for it.
-
-    In memory, the weights of an output are neighbours. So `weight.T` has contiguous rows, as in nn.Linear, and lesson
-    8's products take it.
-    """
-
-    def __init__(self, num_in: int, num_out: int) -> None:
-        super().__init__()
-        bound = num_in**-0.5
-        self.weight = nn.Parameter(torch.empty(num_in, num_out).uniform_(-bound, bound).T.contiguous().T)
-        self.bias = nn.Parameter(torch.zeros(num_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.T, self.bias)

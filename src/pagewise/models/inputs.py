@@ -20,10 +20,12 @@ def check_inputs(
     Ranges are checked on the CPU only. On a GPU the check would wait for the device, and torch's embedding and indexing
     stop an index out of range there.
     """
-    for name, ids in (("token_ids", token_ids), ("positions", positions)):
-        check_tensor(name, ids, "B T", dtypes=(torch.int64, torch.int32))
-    check_shape("positions", positions, token_ids.shape, "B T")
-    check_same("device", token_ids=token_ids, positions=positions)
+    check_tensor("token_ids", token_ids, "B T", dtypes=(torch.int64, torch.int32))
+    check_tensor("positions", positions, "B T", dtypes=(torch.int64, torch.int32))
+    if positions.shape != token_ids.shape:
+        check_shape("positions", positions, token_ids.shape, "B T")
+    if positions.device != token_ids.device:
+        check_same("device", token_ids=token_ids, positions=positions)
     if not callable(attend):
         raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
     _check_range("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")
@@ -31,7 +33,8 @@ def check_inputs(
         _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has no others")
     if logits_for is not None:
         check_tensor("logits_for", logits_for, "n", dtypes=(torch.int64,))
-        check_same("device", token_ids=token_ids, logits_for=logits_for)
+        if logits_for.device != token_ids.device:
+            check_same("device", token_ids=token_ids, logits_for=logits_for)
         _check_range("logits_for", logits_for, "T", token_ids.shape[1], "it counts the tokens of this call")
 
 

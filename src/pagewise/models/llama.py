@@ -21,10 +21,11 @@ from types import MappingProxyType
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from pagewise.models import Attend
 from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.models.linear import Linear, product
 from pagewise.tools.checks import check_count, check_number
 
 
@@ -104,7 +105,7 @@ class Llama(nn.Module):
             }
         )
         if not config.tie_word_embeddings:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     @property
     def num_kv_heads(self) -> int:
@@ -142,7 +143,7 @@ class Llama(nn.Module):
         for block in self.model["layers"]:
             h = block(h, turn, attend)
         h = self.model["norm"](h if logits_for is None else h[:, logits_for])
-        return linear(h, self.model["embed_tokens"].weight) if self.config.tie_word_embeddings else self.lm_head(h)
+        return product(self.model["embed_tokens"], h) if self.config.tie_word_embeddings else self.lm_head(h)
 
 
 def new_embedding(num_rows: int, size: int) -> nn.Embedding:
@@ -173,21 +174,24 @@ class Attention(nn.Module):
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
         q_size, kv_size = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-        self.q_proj = nn.Linear(config.hidden_size, q_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, q_size, bias=config.qkv_bias)
+        self.k_proj = Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.v_proj = Linear(config.hidden_size, kv_size, bias=config.qkv_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=False)
         self.q_norm, self.k_norm = (
             RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
         )
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in projected)  # [B, heads, T, D]
+        heads = (-1, self.head_dim)
+        q = self.q_norm(self.q_proj(x).unflatten(-1, heads).transpose(1, 2))  # [B, heads, T, D]
+        k = self.k_norm(self.k_proj(x).unflatten(-1, heads).transpose(1, 2))
+        v = self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
         # under autocast the norms return float32, and v is in its dtype
-        q, k = (apply_rope(x, turn).to(v.dtype) for x in (self.q_norm(q), self.k_norm(k)))
+        q, k = apply_rope(torch.cat((q, k), dim=1), turn).to(v.dtype).split((q.shape[1], k.shape[1]), dim=1)
         out = attend(self.layer, q, k, v)
-        check_attended(out, q)
+        if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != q.dtype:
+            check_attended(out, q)  # which says what is wrong
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -196,9 +200,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))

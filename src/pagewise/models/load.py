@@ -50,7 +50,7 @@ class ByteTokenizer:
 
         Ids above 255 are always dropped. `skip_special_tokens` exists because transformers' tokenizers have it.
         """
-        return bytes(i for i in map(int, ids) if i < 256).decode(errors="replace")
+        return bytes([i for i in map(int, ids) if i < 256]).decode(errors="replace")
 
 
 def load_model(
@@ -78,22 +78,36 @@ def load_model(
     device = torch.device(device or torch.get_default_device())
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}, but torch finds no GPU here: leave it out, or pass 'cpu'")
-    folder = Path(path_or_hub_id).expanduser()
-    if not folder.is_dir():
-        folder = _download(str(path_or_hub_id))
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
-    settings = _read_json(folder / "config.json")
+    folder, settings = _checkpoint(path_or_hub_id)
     generation = _read_json(path) if (path := folder / "generation_config.json").is_file() else {}
     _check_not_quantised(settings)
     with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
         model = build_model(settings)
     model.eos_token_ids = eos_token_ids(generation, settings)
-    model.sampling_defaults = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    model.sampling_defaults = sampling_defaults(generation)
     weights = _read_weights(folder, model, dtype, device)
     _check_weights(folder, weights, model.state_dict())
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
+
+
+def load_tokenizer(path_or_hub_id: str | Path) -> Any:
+    """Return the tokenizer of a checkpoint as `load_model` does, without its weights.
+
+    Raises:
+        ValueError, ImportError: as `load_model`.
+    """
+    return _tokenizer(*_checkpoint(path_or_hub_id))
+
+
+def _checkpoint(path_or_hub_id: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a checkpoint, which may be fetched from the hub, and its config.json."""
+    folder = Path(path_or_hub_id).expanduser()
+    if not folder.is_dir():
+        folder = _download(str(path_or_hub_id))
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} has no config.json: it must be a folder that save_pretrained wrote")
+    return folder, _read_json(folder / "config.json")
 
 
 def tiny_model(
@@ -228,6 +242,16 @@ def eos_token_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
                 raise ValueError(f"eos_token_id must be a token id or a list of them, got {ids}")
             found |= dict.fromkeys(ids)
     return tuple(found)
+
+
+def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sampling parameters that generation_config.json recommends, with the names of `SamplingParams`."""
+    found = {name: generation[name] for name in _SAMPLING if generation.get(name) is not None}
+    if generation.get("do_sample") is False:  # transformers then leaves out all parameters of drawing
+        found = {name: value for name, value in found.items() if name == "repetition_penalty"} | {"temperature": 0.0}
+    if generation.get("max_new_tokens") is not None:
+        found["max_tokens"] = generation["max_new_tokens"]
+    return found
 
 
 def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:

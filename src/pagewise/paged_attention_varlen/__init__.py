@@ -132,6 +132,7 @@ def plan(
     options: ScoreOptions = DECODING,
     v_scale: float = 1.0,
     splits: Splits | None = None,
+    plain: bool = False,
 ) -> PlanInTorch | PlanInTriton | PlanInCuda:
     """Return the plan of a step: `.attend(q, k_cache, v_cache)` is the attention of one layer, and checks nothing.
 
@@ -141,6 +142,7 @@ def plan(
     Args:
         backend: "cuda" is for caches in vLLM's layout, without window, softcap and splits.
         decodes: every sequence has one query.
+        plain: no derivative is wanted, and the tensors are neither traced nor batched. A torch plan then asks nothing.
     """
-    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, v_scale, splits)
+    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, v_scale, splits, plain)
     return PLANS[backend](step)

@@ -24,16 +24,18 @@ def fused_attention(
     is_causal: bool = False,
     mask: Float[Tensor, "B 1 #T S"] | Bool[Tensor, "..."] | None = None,
     otherwise: Callable[[Int[Tensor, " rows"] | slice], Float[Tensor, "B H rows D"]],
+    plain: bool = False,
 ) -> Float[Tensor, "B H T D"]:
     """Return attention by SDPA. Where its result may be wrong, `otherwise(rows)` computes rows from scores in memory.
 
     SDPA treats NaN and infinity among scores and values in its own way. Rows that are not finite, or all zeros, are
     therefore computed again. If a derivative is wanted, all rows are: SDPA's own would follow an autocast around the
-    backward.
+    backward. `plain`: the caller knows that no derivative is wanted and that the tensors have values.
     """
     on_cpu, backends = q.device.type == "cpu", torch.backends.cuda
     switched_on = backends.flash_sdp_enabled() or backends.math_sdp_enabled()  # for a CPU too
-    if not on_cpu or not switched_on or scale <= 0 or not has_values(q, k, v) or derivative_of(q, k, v):
+    plain = plain or (has_values(q, k, v) and not derivative_of(q, k, v))
+    if not on_cpu or not switched_on or scale <= 0 or not plain:
         return otherwise(slice(None))
     with torch.autocast("cpu", enabled=False):
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True)

@@ -155,7 +155,7 @@ class PlanInTorch:
             return attend_in_splits(q, k, v, options, self.step.splits.bounds)
         if not (wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0):
             mask = None if group.mask is None else group.mask.to(q.dtype)
-            how = {"mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D)}
+            how = {"mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D), "plain": self.step.plain}
             # with T = 1 the query heads of a KV head become rows of one product, which reads that head's keys once
             rows = q.reshape(B, Hkv, H // Hkv, D) if T == 1 else q
 

@@ -20,3 +20,4 @@ class Step(NamedTuple):
     options: ScoreOptions
     v_scale: float
     splits: Splits | None
+    plain: bool = False  # no derivative is wanted, and the tensors have values: an engine knows

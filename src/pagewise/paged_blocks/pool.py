@@ -135,6 +135,8 @@ class BlockPool:
         lasts until the next write, even if the source is free by now or has a new owner. A source never waits for a
         copy of its own. A copy into a block that was freed meanwhile is dropped.
         """
+        if not self._copies:
+            return []
         copies = [(src, dst) for dst, src in self._copies.items() if self._ref_counts[dst] or dst in self._cache]
         self._copies.clear()
         return copies

@@ -41,20 +41,20 @@ ROOT = Prefix(0, b"", -1, ())  # the empty prefix, parent of every first block
 
 
 class TokenBlocks:
-    """Tokens that are checked once, and the digests of their full blocks, each computed once and only when needed.
+    """Tokens that are checked already, and the digests of their full blocks, each computed once and only when needed.
 
-    A prompt that waits for free blocks is looked up in the cache at every step. Without this it would be checked and
-    hashed at every step too.
+    A prompt that waits for free blocks is looked up in the cache at every step. Without this it would be hashed at
+    every step too.
     """
 
-    def __init__(self, tokens: Iterable[int], block_size: int) -> None:
-        self.tokens, self.block_size = [as_token(token) for token in tokens], block_size
+    def __init__(self, tokens: list[int], block_size: int) -> None:
+        self.tokens, self.block_size = tokens, block_size
         self._blocks: list[tuple[tuple[int, ...], bytes]] = []  # tokens and digest of the first blocks
 
     @classmethod
     def of(cls, tokens: "Iterable[int] | TokenBlocks", block_size: int) -> "TokenBlocks":
-        """Return the tokens themselves if they are blocks already, else new blocks of them."""
-        return tokens if isinstance(tokens, cls) else cls(tokens, block_size)
+        """Return the tokens themselves if they are blocks already, else new blocks of them, which are checked."""
+        return tokens if isinstance(tokens, cls) else cls([as_token(token) for token in tokens], block_size)
 
     def __len__(self) -> int:
         return len(self.tokens)

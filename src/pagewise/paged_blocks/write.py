@@ -6,6 +6,7 @@ Nearest, ties to even; what is too large for the format becomes its largest fini
 Both backends give the same bits.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -38,11 +39,8 @@ def write_kv_cache(
     """
     if check:
         _check(k_cache, v_cache, slots, k, v, k_scale, v_scale)
-    k, v = k.detach(), v.detach()
-    if choose_backend(backend, k.device) == "torch":
-        _write_torch(k_cache, v_cache, slots, k, v, k_scale, v_scale)
-    else:
-        torch.ops.pagewise.write_kv_cache(k_cache, v_cache, slots, k, v, float(k_scale), float(v_scale))
+    scales, backend = {"k_scale": float(k_scale), "v_scale": float(v_scale)}, choose_backend(backend, k.device)
+    kv_writer([k_cache], [v_cache], slots, **scales, backend=backend)(0, k.detach(), v.detach())
 
 
 def cache_sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
@@ -107,21 +105,38 @@ def _check_dtypes(cache: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: 
             )
 
 
-def _write_torch(
-    k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor, k_scale: float, v_scale: float
-) -> None:
-    kept = slots != -1
-    slots, k, v = slots[kept], k[kept], v[kept]
-    if k.dtype != k_cache.dtype:
-        k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
-    _, P, _, _ = cache_sizes(k_cache, v_cache)
-    block, offset = slots // P, slots % P
-    if k_cache.dim() == 4:
-        k_cache[block, offset] = k
-        v_cache[block, offset] = v
-    else:
-        k_cache[block, :, :, offset] = k.unflatten(-1, (-1, k_cache.shape[-1]))  # [T, Hkv, D/x, x]
-        v_cache[block, :, :, offset] = v
+def kv_writer(
+    k_caches: Sequence[Tensor] | Tensor,
+    v_caches: Sequence[Tensor] | Tensor,
+    slots: Int64[Tensor, " T"],
+    *,
+    k_scale: float,
+    v_scale: float,
+    backend: Literal["torch", "triton"],
+) -> Callable[[int, Tensor, Tensor], None]:
+    """See `PagedKVCache.writer`. The caches are those of all layers."""
+    if backend == "triton":
+
+        def launch_for(layer: int, k: Tensor, v: Tensor) -> None:
+            torch.ops.pagewise.write_kv_cache(k_caches[layer], v_caches[layer], slots, k, v, k_scale, v_scale)
+
+        return launch_for
+    _, P, _, _ = cache_sizes(k_caches[0], v_caches[0])
+    kept = (slots != -1).nonzero()[:, 0]
+    block, offset = slots[kept] // P, slots[kept] % P
+
+    def write(layer: int, k: Tensor, v: Tensor) -> None:
+        k_cache, v_cache, k, v = k_caches[layer], v_caches[layer], k[kept], v[kept]
+        if k.dtype != k_cache.dtype:
+            k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
+        if k_cache.dim() == 4:
+            k_cache[block, offset] = k
+            v_cache[block, offset] = v
+        else:
+            k_cache[block, :, :, offset] = k.unflatten(-1, (-1, k_cache.shape[-1]))  # [T, Hkv, D/x, x]
+            v_cache[block, :, :, offset] = v
+
+    return write
 
 
 @torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))

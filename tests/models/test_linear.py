@@ -1,0 +1,112 @@
+"""Packed copies of weights give the products of the weights, and are never older than the weights."""
+
+import threading
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig
+from pagewise.models.linear import Conv1D, Linear, PackedWeights
+
+ALL = 2**40  # bytes: more than any model here has
+pytestmark = pytest.mark.usefixtures("shapes_unchecked")
+AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+PACKS = {torch.float32: AVX, torch.bfloat16: AVX and torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
+
+
+def models():
+    sizes = {"vocab_size": 90, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    llama = LlamaConfig(**sizes, intermediate_size=80, num_key_value_heads=2, qkv_bias=True)
+    tied = LlamaConfig(**sizes, intermediate_size=80, tie_word_embeddings=True, qk_norm=True)
+    return {"llama": Llama(llama), "tied": Llama(tied), "gpt2": GPT2(GPT2Config(**sizes))}
+
+
+def logits_of(model, num_tokens, dtype):
+    token_ids = torch.arange(num_tokens)[None]
+    return model.to(dtype).requires_grad_(False)(token_ids, token_ids, lambda layer, q, k, v: q)
+
+
+class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts products, by whether a packed weight was read."""
+
+    def __init__(self):
+        super().__init__()
+        self.packed = self.plain = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.packed += "_linear_pointwise" in str(operation)
+        self.plain += str(operation).split(".")[1] in ("linear", "addmm", "mm", "t")
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["llama", "tied", "gpt2"])
+def test_packed_weights_give_the_same_logits_but_for_rounding(name, dtype, num_tokens):
+    torch.manual_seed(0)
+    model = models()[name]
+    exact, plain = logits_of(model, num_tokens, torch.float64), logits_of(model, num_tokens, dtype)
+    weights = PackedWeights(model, ALL)
+    num_products = 2 * (4 if name == "gpt2" else 7) + 1
+    assert len(weights) == (num_products if PACKS[dtype] else 0)
+    with weights, Recorder() as seen:
+        packed = logits_of(model, num_tokens, dtype)
+    reads = len(weights) if num_tokens > 1 or dtype == torch.bfloat16 else 0
+    assert seen.packed == reads
+    assert packed.dtype == dtype
+    error, usual = ((x.double() - exact).abs().max() for x in (packed, plain))
+    assert error <= 4 * usual + 1e-12
+    assert torch.equal(logits_of(model, num_tokens, dtype), plain)  # outside the context
+
+
+CHANGES = {
+    "in place": lambda layer: layer.weight.mul_(3),
+    "other data": lambda layer: setattr(layer.weight, "data", layer.weight * 3),
+    "another parameter": lambda layer: setattr(layer, "weight", torch.nn.Parameter(layer.weight * 3, False)),
+    "loaded": lambda layer: layer.load_state_dict({k: 3 * v for k, v in layer.state_dict().items()}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("kind", [Linear, Conv1D])
+def test_a_weight_that_has_changed_is_read_as_it_is(kind, change):
+    layer, x = kind(8, 6).requires_grad_(False), torch.randn(5, 8)
+    holder = torch.nn.ModuleList([layer])
+    holder.config = GPT2Config(4, 4, 1, 1, tie_word_embeddings=False)
+    weights = PackedWeights(holder, ALL)
+    assert len(weights) == AVX
+    change(layer)
+    with weights:
+        found = layer(x)
+    weight = layer.weight.T if kind is Conv1D else layer.weight
+    torch.testing.assert_close(found, linear(x, weight, layer.bias))
+
+
+def test_other_threads_autocast_strides_and_empty_batches():
+    layer = Linear(8, 6).requires_grad_(False)
+    holder = torch.nn.ModuleList([layer])
+    holder.config = GPT2Config(4, 4, 1, 1, tie_word_embeddings=False)
+    x, elsewhere = torch.randn(8, 5), []
+    with PackedWeights(holder, ALL), Recorder() as seen:
+        torch.testing.assert_close(layer(x.T), linear(x.T, layer.weight, layer.bias))
+        assert layer(x.T[:0]).shape == (0, 6)
+        before = seen.packed
+
+        def work():
+            with Recorder() as theirs:
+                layer(x.T)
+            elsewhere.append(theirs.packed)
+
+        thread = threading.Thread(target=work)
+        thread.start(), thread.join()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x.T).dtype == torch.bfloat16
+        assert (before, seen.packed, elsewhere) == (AVX, AVX, [0])
+
+
+def test_too_large_a_model_is_not_packed():
+    model = models()["llama"]
+    nbytes = sum(layer.weight.nbytes for layer in model.modules() if isinstance(layer, Linear))
+    assert len(PackedWeights(model, nbytes - 1)) == 0
+    assert len(PackedWeights(model, nbytes)) == 15 * AVX
