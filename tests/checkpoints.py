@@ -34,13 +34,15 @@ ARCHITECTURES = {
     "qwen3": ("Qwen3Config", _LLAMA | _GQA),
 }
 """transformers' configuration and sizes. Head size 32 throughout. Query heads per KV head: 1, 1, 2, 2, 2."""
+WINDOWED = {"mistral": ("MistralConfig", _LLAMA | _GQA | {"sliding_window": 8})}
+"""An architecture that only the paged attention of the engine supports."""
 
 
 def random_peer(architecture: str, *, seed: int = 2, **options: object) -> nn.Module:
     """transformers' model of a random checkpoint, in float32."""
     import transformers  # takes three seconds, and every worker collects this module
 
-    name, sizes = ARCHITECTURES[architecture]
+    name, sizes = (ARCHITECTURES | WINDOWED)[architecture]
     config = getattr(transformers, name)(**sizes | options, attn_implementation="eager")
     peer = transformers.AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
     generator = torch.Generator().manual_seed(seed)

@@ -1,5 +1,6 @@
 """A server on this machine, for the tests that talk to it."""
 
+import functools
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from eventually import soon
 from pagewise.engine import LLM
 from pagewise.engine.serve.app import make_app
 from pagewise.engine.serve.engine_thread import EngineThread
+from pagewise.engine.serve.protocol import Protocol
 from pagewise.models import tiny_model
 
 
@@ -55,10 +57,11 @@ class Server:
 
 
 @contextmanager
-def serving(llm: LLM, **options) -> Iterator[Server]:
+def serving(llm: LLM, *, request_timeout: float = 60, **options) -> Iterator[Server]:
     """`llm` behind a free port."""
     app = make_app(llm, name="tiny", **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=10))
+    protocol = functools.partial(Protocol, seconds=request_timeout)
+    server = uvicorn.Server(uvicorn.Config(app, http=protocol, log_level="error", timeout_graceful_shutdown=10))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is noticed soon
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -71,4 +74,4 @@ def serving(llm: LLM, **options) -> Iterator[Server]:
     finally:
         server.should_exit = True
         thread.join()
-    assert not app.state.engine._thread.is_alive()
+    assert not any(thread.is_alive() for thread in app.state.engine._jobs._threads)

@@ -138,8 +138,8 @@ BEFORE_THE_MODEL = [
     (("--stop", "END"), "the following arguments are required: prompt"),
 ]
 SERVER_BEFORE_THE_MODEL = [
-    (("--port", "99999"), "port must be at most 65535, got 99999"),
-    (("--port", "-1"), "port must be at least 0, got -1"),
+    (("--port", "99999"), "port must be from 0 to 65535, got 99999"),
+    (("--port", "-1"), "port must be from 0 to 65535, got -1"),
     (("--port", "eight"), "argument --port: invalid int value: 'eight'"),
     (("--host", "no.such.host.invalid"), "cannot serve at no.such.host.invalid port 8000: "),
     (("--host", "192.0.2.1"), "cannot serve at 192.0.2.1 port 8000: "),  # kept for documentation: never ours

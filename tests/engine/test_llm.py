@@ -211,7 +211,7 @@ def test_a_bias_decides_what_is_drawn():
 def test_an_engine_takes_its_options_as_one_value_or_one_by_one():
     config = EngineConfig(num_blocks=64, block_size=4)
     llm = LLM(MODEL, config, tokenizer=TOKENIZER)
-    assert llm.config == dataclasses.replace(config, backend=llm.backend)
+    assert llm.config == dataclasses.replace(config, backend=llm.backend, max_model_len=512)
     other = LLM(MODEL, config, tokenizer=TOKENIZER, block_size=8)
     assert (other.config.num_blocks, other.memory.block_size) == (64, 8)
     with pytest.raises(dataclasses.FrozenInstanceError):

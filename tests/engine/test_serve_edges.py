@@ -23,8 +23,9 @@ from serving import serving, soon, tiny_llm
 from pagewise.engine import LLM
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.app import make_app
-from pagewise.engine.serve.endpoints import ChatBody, CompletionBody, Message, chat_prompt
-from pagewise.engine.serve.errors import Refused
+from pagewise.engine.serve.bodies import ChatBody, CompletionBody, Message, chat_prompt
+from pagewise.engine.serve.engine_thread import Answer
+from pagewise.engine.serve.errors import Failure
 from pagewise.engine.serve.tokens import Tokens
 from pagewise.models.vocabulary import Vocabulary
 
@@ -71,7 +72,7 @@ def test_a_developers_message_is_a_systems_where_the_template_knows_no_developer
 
 
 def test_a_tokenizer_whose_templates_are_all_for_other_uses_is_not_used():
-    with pytest.raises(Refused, match="do not fit the model's chat template"):
+    with pytest.raises(Failure, match="do not fit the model's chat template"):
         chat_prompt([Message(role="user", content="A")], byte_level(chat_template={"rag": "{{ messages[0].content }}"}))
 
 
@@ -90,7 +91,7 @@ def test_no_message_vanishes_in_a_template(template, roles, out):
     if out is None:
         chat_prompt(messages, byte_level(chat_template=template))
     else:
-        with pytest.raises(Refused, match=f"leaves out {out}"):
+        with pytest.raises(Failure, match=f"leaves out {out}"):
             chat_prompt(messages, byte_level(chat_template=template))
 
 
@@ -133,13 +134,23 @@ def test_a_chats_choices_fill_what_the_memory_leaves_them(n, attention):
 # ------------------------------------------------------------------------------------------------ too long
 
 TOO_LONG = [
-    (COMPLETION, {"prompt": "A" * 500, "max_tokens": 20}, "prompt", r"you requested 520 tokens \(500 in the prompt"),
-    (COMPLETION, {"prompt": [65] * 600}, "prompt", r"you requested 616 tokens \(600 in the prompt"),
-    (COMPLETION, {"prompt": ["A", "A" * 510]}, "prompt", "you requested 526 tokens"),
-    (COMPLETION, {"prompt": "A" * 7_000_000}, "prompt", "your prompt resulted in more than 512 tokens. Please reduce"),
-    (CHAT, {"messages": [HI[0] | {"content": "A" * 495}]}, "messages", "your messages resulted in 512 tokens."),
-    (CHAT, {"messages": HI, "max_tokens": 500}, "messages", r".* tokens \(19 in the messages, 500 in the completion\)"),
-    (CHAT, {"messages": HI, "max_completion_tokens": 500, "n": 2}, "messages", r"you requested 519 tokens"),
+    (
+        COMPLETION,
+        {"prompt": "A" * 500, "max_tokens": 20},
+        "prompt",
+        "500 tokens, and you requested 20 in the completion",
+    ),
+    (COMPLETION, {"prompt": [65] * 600}, "prompt", "600 tokens, and you requested 16 in the completion"),
+    (COMPLETION, {"prompt": ["A", "A" * 510]}, "prompt", "510 tokens, and you requested 16 in the completion"),
+    (COMPLETION, {"prompt": "A" * 7_000_000}, "prompt", "more than 512 tokens"),
+    (CHAT, {"messages": [HI[0] | {"content": "A" * 495}]}, "messages", "512 tokens"),
+    (CHAT, {"messages": HI, "max_tokens": 500}, "messages", "19 tokens, and you requested 500 in the completion"),
+    (
+        CHAT,
+        {"messages": HI, "max_completion_tokens": 500, "n": 2},
+        "messages",
+        "19 tokens, and you requested 500 in the .*",
+    ),
 ]
 
 
@@ -148,7 +159,8 @@ def test_what_exceeds_the_context_is_refused_in_the_words_that_clients_look_for(
     answer = server.post(path, body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", field)
-    said = rf"This model's maximum context length is 512 tokens. However, {says}.* \(context_length_exceeded\)"
+    said = f"This model's maximum context length is 512 tokens. However, your {field} resulted in {says}. "
+    said += rf"Please reduce the length of the {field}. \(context_length_exceeded\)"
     assert re.fullmatch(said, error["message"])
 
 
@@ -187,7 +199,7 @@ def counted(tokenizer, meanwhile=lambda: None):
 
 def test_a_text_that_cannot_fit_is_not_tokenised():
     tokens = counted(byte_level())
-    with pytest.raises(Refused, match="more than 100 tokens") as refusal:
+    with pytest.raises(Failure, match="more than 100 tokens") as refusal:
         tokens.encode("A" * 1301, "prompt", threading.Event())  # no token has more than 13 characters
     assert refusal.value.code == "context_length_exceeded"
     assert tokens.tokenizer.read == []
@@ -218,7 +230,7 @@ def test_a_long_text_is_tokenised_piece_by_piece_until_it_cannot_fit(kind, text,
     if fits:
         assert len(tokens.encode(text, "prompt", threading.Event(), add_special_tokens=False)) == 100
     else:
-        with pytest.raises(Refused, match="more than 100"):
+        with pytest.raises(Failure, match="more than 100"):
             tokens.encode(text, "prompt", threading.Event())
     assert tokens.tokenizer.read == read
 
@@ -226,9 +238,9 @@ def test_a_long_text_is_tokenised_piece_by_piece_until_it_cannot_fit(kind, text,
 def test_tokenising_ends_when_its_client_leaves():
     left = threading.Event()
     tokens = counted(long_level(), left.set)
-    with pytest.raises(Refused, match="left"):
+    with pytest.raises(Failure, match="left"):
         tokens.encode(LONG * 100, "prompt", left)
-    with pytest.raises(Refused, match="left"):
+    with pytest.raises(Failure, match="left"):
         tokens.encode("A", "prompt", left)
     assert tokens.tokenizer.read == [800]
 
@@ -288,7 +300,9 @@ def test_of_tokens_with_the_same_bytes_the_chosen_or_else_the_likeliest_counts(c
     logprobs = {name: logprobs[name] for name in (chosen, *logprobs)}
     ids = {tokenizer.convert_tokens_to_ids(name): log_p for name, log_p in logprobs.items()}
     steps = Tokens(scripted([], tokenizer)).steps([ids], 3)
-    assert CompletionBody(prompt="x", logprobs=3).part(0, "", None, steps)["logprobs"]["top_logprobs"] == [top]
+    assert CompletionBody(prompt="x", logprobs=3).said("", steps, first=True, whole=True)["logprobs"][
+        "top_logprobs"
+    ] == [top]
 
 
 def test_each_byte_of_a_part_of_a_character_has_two_digits():
@@ -327,7 +341,7 @@ def test_log_probabilities_of_a_whole_answer_are_written_away_from_the_event_loo
     server.post(COMPLETION, {"prompt": "A", "max_tokens": 3, "logprobs": 5})
     loop = asyncio.run_coroutine_threadsafe(current_thread(), server.engine._loop).result()
     assert threads
-    assert not threads & {loop, server.engine._thread}
+    assert not threads & {loop, *server.engine._jobs._threads}
 
 
 async def current_thread():
@@ -531,7 +545,7 @@ def test_an_errors_code_is_a_string_or_nothing(server):
         None: server.post(COMPLETION, {"prompt": "A", "top_p": 2}),
     }
     assert {code: answer.json()["error"]["code"] for code, answer in wrong.items()} == {code: code for code in wrong}
-    with server.engine.answer(8):
+    with server.engine.reserved(Answer("x"), 8):
         assert server.post(COMPLETION, {"prompt": "A"}).json()["error"]["code"] == "rate_limit_exceeded"
 
 
@@ -573,12 +587,14 @@ def test_health_answers_at_once_and_says_how_long_the_step_takes(server, monkeyp
     assert soon(lambda: server.http.get("/health").json()["step_seconds"] == 0)
 
 
-def test_health_says_when_nothing_can_be_computed():
+def test_health_says_when_nothing_can_be_computed(monkeypatch):
     with serving(tiny_llm()) as server:
         server.engine.lost = True
         assert server.http.get("/health").status_code == 503
         server.engine.lost = False
-        server.engine._inbox.put(None)
+        monkeypatch.setattr(server.engine, "_step", lambda: 1 / 0)
+        with pytest.raises(httpx.ReadTimeout):
+            server.post(COMPLETION, {"prompt": "A"}, timeout=httpx.Timeout(30, read=0.2))
         assert soon(lambda: server.http.get("/health").status_code == 503)
 
 

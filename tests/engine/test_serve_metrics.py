@@ -3,7 +3,6 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -16,6 +15,7 @@ from serving import serving, soon, tiny_llm
 from pagewise.engine import steps
 from pagewise.engine.serve import engine_thread
 from pagewise.engine.serve import metrics as metrics_module
+from pagewise.engine.serve.engine_thread import Answer
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 COMPLETION = "/v1/completions"
@@ -136,7 +136,7 @@ def test_refused_requests_count_by_status_and_nowhere_else(server):
     server.post(COMPLETION, {"prompt": "A", "temperature": -1})
     server.post(COMPLETION, b" " * (2**23 + 1))
     server.http.get("/v1/nothing")
-    with server.engine.answer(8):
+    with server.engine.reserved(Answer("x"), 8):
         assert server.post(COMPLETION, {"prompt": "A"}).status_code == 429
     refused = {"400": 2, "413": 1, "404": 1, "429": 1}
     assert read(server) == before | {f"request_refused_total{{{code}}}": n for code, n in refused.items()}
@@ -152,7 +152,7 @@ def test_gauges_say_what_runs_and_waits_and_is_in_use_after_each_step():
         seen = []
         for number in range(1, 7):
             go.release()
-            assert soon(lambda number=number: len(in_use) == number and server.engine._inbox.empty())
+            assert soon(lambda number=number: len(in_use) == number and server.engine._jobs._work_queue.empty())
             time.sleep(0.05)
             metrics = read(server)
             names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
@@ -216,7 +216,7 @@ def test_a_request_that_ends_while_its_client_hangs_up_ends_once(server, monkeyp
         step()
         for _ in dropped:
             ((answer, _),) = server.engine._answers.values()
-            server.engine._post(partial(server.engine._drop, answer))
+            server.engine._jobs.submit(server.engine._drop, answer)
             raise RuntimeError("boom")
 
     monkeypatch.setattr(server.llm, "_step", fail_once_done)

@@ -124,7 +124,7 @@ WINDOW = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, 
 HEAD = {"lm_head.weight": torch.ones(VOCAB, 64)}
 LLAMA3_FACTOR = {"rope_type": "llama3", "factor": 2.0}
 LINEAR = {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}
-NO_LLAMA = r"model_type 'llama4_text' is not implemented: .* 'llama', 'qwen2', 'qwen3', 'gpt2'"
+NO_LLAMA = r"model_type 'llama4_text' is not implemented: .* 'llama', 'mistral', 'qwen2', 'qwen3', 'gpt2'"
 REFUSED = [  # the checkpoint, how it is spoilt, the message
     ("gpt2", without("transformer.h.1.attn.c_attn.bias"), "the folder lacks transformer.h.1.attn.c_attn.bias$"),
     ("gpt2", without("transformer.wpe.weight"), "the folder lacks transformer.wpe.weight$"),

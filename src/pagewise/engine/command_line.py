@@ -26,6 +26,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         ("max_num_batched_tokens", int, "most tokens in a step"),
         ("speculate", int, "draft N tokens, verify them in a step"),
         ("num_blocks", int, "blocks of the cache; by default as many as fit"),
+        ("max_model_len", int, "most tokens of a prompt and its answer; by default the model's context"),
         ("k_scale", float, "a float8 cache stores k / N"),
         ("v_scale", float, "a float8 cache stores v / N"),
     ):

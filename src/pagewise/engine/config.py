@@ -38,13 +38,15 @@ class KVSizes(NamedTuple):
     num_hidden_layers: int
     num_key_value_heads: int
     head_dim: int
+    sliding_window: int | None = None  # a query sees so many keys, its own included
 
 
 def kv_sizes(model: nn.Module) -> KVSizes:
     """Return the sizes of the keys and values that `model` computes in this process."""
     config = model.config
     num_kv_heads = getattr(model, "num_kv_heads", config.num_key_value_heads)  # models of other people may lack it
-    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim)
+    window = getattr(config, "sliding_window", None)
+    return KVSizes(config.num_hidden_layers, num_kv_heads, config.head_dim, window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class EngineConfig:
         num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
             longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
         max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
-            computed in chunks.
+            computed in chunks. max_model_len: the most tokens of a prompt and its answer; default: the model's context.
         attention: "paged". Two slower memories show why: "dense" has contiguous caches of num_blocks · block_size
             tokens, and "block_tensors" gathers blocks that are tensors of their own. Both copy keys in every step.
         memory: another memory: memory(config, kv_sizes, device) returns a `Memory`.
@@ -95,6 +97,7 @@ class EngineConfig:
     unified_max: UnifiedMax | None = None
     generation_config: Literal["auto", "none"] = "auto"
     tensor_parallel: int = 1
+    max_model_len: int | None = None
     device: torch.device | str | None = None
     dtype: torch.dtype | str | None = None
 
@@ -105,6 +108,7 @@ class EngineConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_blocks=1 if self.num_blocks is None else self.num_blocks,
             tensor_parallel=self.tensor_parallel,
+            max_model_len=1 if self.max_model_len is None else self.max_model_len,
         )
         check_counts(minimum=0, speculate=self.speculate)
         for name, known in (
@@ -181,9 +185,22 @@ class EngineConfig:
         """Return the config for the part of a model that this process has: num_blocks, backend and dtypes are known.
 
         Raises:
-            ValueError: the backend does not exist, its kernels do not support these sizes, or there is no memory.
+            ValueError: the backend does not exist, its kernels do not support these sizes, or there is no memory; or
+                max_model_len exceeds the model's context.
         """
-        weight, config = next(model.parameters()), model.config
+        weight, config, sizes = next(model.parameters()), model.config, kv_sizes(model)
+        max_model_len = self.max_model_len or config.max_position_embeddings
+        if max_model_len > config.max_position_embeddings:
+            raise ValueError(
+                f"max_model_len = {max_model_len} exceeds the model's context of {config.max_position_embeddings} "
+                f"tokens: give less, or leave max_model_len out"
+            )
+        for name, fits in (("attention", self.attention == "paged"), ("backend", self.backend != "cuda")):
+            if sizes.sliding_window is not None and not fits:
+                raise ValueError(
+                    f'{name} = "{getattr(self, name)}" does not support sliding_window = {sizes.sliding_window} of the '
+                    f"model: leave {name} out"
+                )
         if self.kv_cache_dtype is not None and weight.dtype not in FLOATS:
             raise ValueError(
                 f"kv_cache_dtype = {_short(self.kv_cache_dtype)} takes models in float32, float16 or bfloat16, got "
@@ -193,8 +210,9 @@ class EngineConfig:
         return replace(
             self,
             backend=self._backend_for(config, weight),
+            max_model_len=max_model_len,
             num_blocks=self._num_blocks_for(
-                config, 2 * self.block_size * prod(kv_sizes(model)) * dtype.itemsize, weight
+                max_model_len, 2 * self.block_size * prod(sizes[:3]) * dtype.itemsize, weight
             ),
         )
 
@@ -223,7 +241,7 @@ class EngineConfig:
             raise ValueError(f'backend="cuda" {refusal}; backend="torch" takes it')
         return self.backend
 
-    def _num_blocks_for(self, config: Any, block: int, weight: Tensor) -> int:
+    def _num_blocks_for(self, max_model_len: int, block: int, weight: Tensor) -> int:
         """Return the number of blocks of `block` bytes in this process.
 
         On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has
@@ -241,7 +259,7 @@ class EngineConfig:
                     f"fewer, or leave num_blocks out"
                 )
             return self.num_blocks
-        wanted = self.max_num_seqs * cdiv(config.max_position_embeddings, self.block_size)
+        wanted = self.max_num_seqs * cdiv(max_model_len, self.block_size)
         if (num_blocks := min(wanted, free // block)) < 1:
             raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
         return num_blocks

@@ -79,6 +79,7 @@ class LLM(Engine, AbstractContextManager):
         )
         super().__init__(mine, tokenizer, scheduler, runner)
         self.sampling_defaults = recommended
+        self.max_model_len = config.max_model_len
 
     def close(self) -> None:
         """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""

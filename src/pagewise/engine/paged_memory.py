@@ -87,7 +87,8 @@ class PagedMemory(BlockMemory):
         self.backend, self.device = config.backend, device
         self.k_scale, self.v_scale = config.k_scale, config.v_scale
         # attention multiplies its scores by k_scale, which costs less than multiplying every key
-        self._options = DECODING._replace(scale=DECODING.scale_for(sizes.head_dim) * self.k_scale)
+        scale = DECODING.scale_for(sizes.head_dim) * self.k_scale
+        self._options = DECODING._replace(scale=scale, window=sizes.sliding_window)
 
     def batch(self, chunks: list[Chunk]) -> Batch:
         """Return a step with its block tables, and with the copies of blocks that it begins with."""
@@ -118,4 +119,5 @@ class PagedMemory(BlockMemory):
                 out = plan.attend(q, self.cache.k[layer], self.cache.v[layer])
             return out.transpose(0, 1)[None]
 
+        attend.sliding_window = self._options.window  # the model checks it
         return attend

@@ -87,12 +87,18 @@ def paired(prompts: Any, sampling: Any) -> list[tuple[Any, Any]]:
 
 
 def checked_request(
-    prompt: object, sampling: object, tokenizer: Any, config: Any, eos: frozenset[int], scheduler: Scheduler
+    prompt: object,
+    sampling: object,
+    tokenizer: Any,
+    config: Any,
+    eos: frozenset[int],
+    scheduler: Scheduler,
+    max_model_len: int,
 ) -> Request:
     """Return a request that can be served. Sizes are compared before any work that grows with them.
 
     Args:
-        config: of the model. eos: its end tokens.
+        config: of the model. eos: its end tokens. max_model_len: the most tokens of a sequence.
 
     Raises:
         ValueError, TypeError: `token_ids` raises; a token is not an id of the model; there are stop strings but no
@@ -110,9 +116,9 @@ def checked_request(
             f"n or beam_width = {sampling.width} exceeds max_num_seqs = {scheduler.max_num_seqs} or "
             f"max_num_batched_tokens = {scheduler.max_num_batched_tokens}"
         )
-    if len(tokens) + sampling.max_tokens > config.max_position_embeddings:
+    if len(tokens) + sampling.max_tokens > max_model_len:
         raise ValueError(
-            f"{sampling.described(len(tokens))} exceed the model's context of {config.max_position_embeddings} tokens: "
+            f"{sampling.described(len(tokens))} exceed the model's context of {max_model_len} tokens: "
             f"shorten one of them"
         )
     for token, _ in sampling.logit_bias or ():

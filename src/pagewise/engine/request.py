@@ -39,6 +39,7 @@ class Output:
     logprobs: list[list[dict[int, float]] | None]  # of each choice, if requested: {token: log p} at each step
     num_cached_tokens: int  # prompt tokens that the prefix cache had when the request was first admitted
     error: str | None = None  # why the first choice with finish_reason "error" ended
+    prompt_logprobs: list[dict[int, float]] | None = None  # if requested: of each prompt token but the first
 
     @property
     def token_ids(self) -> list[int]:
@@ -91,6 +92,9 @@ class Sequence(PagedSequence):
 
     def take(self, picks: list[Pick | None], ends: frozenset[int], longest: int) -> int:
         """Append picks up to the one that ends the sequence, and return their number. A missing pick is an error."""
+        if len(self.tokens) == longest and None not in picks:  # max_tokens is 0
+            self.finish_reason = "length"
+            return 0
         for taken, pick in enumerate(picks):
             if pick is None:
                 self.finish_reason, self.error = "error", NOT_FINITE
@@ -138,7 +142,10 @@ class Request:
         self.listener: Listener | None = None
         self.width = sampling.width  # the most sequences at once
         self.longest = len(prompt) + sampling.max_tokens  # the most tokens of a sequence
-        self.most_slots = self.longest - 1  # the last token needs no slot, because no token attends to it
+        # the last token needs no slot, because no token attends to it
+        self.most_slots = max(len(prompt), self.longest - 1)
+        # of the prompt's tokens from the second on, as far as they are computed; None: not requested
+        self.prompt_logprobs: list[dict[int, float]] | None = None if sampling.prompt_logprobs is None else []
         self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
         for sequence in self.live:
             sequence.counts = TokenCounts.wanted(sampling, sequence.tokens, len(prompt))
@@ -169,6 +176,11 @@ class Request:
             length = next((i for i in range(length) if first[i] != other[i]), length)
         return first[:length]
 
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log p of prompt tokens are still wanted, so that the whole prompt must be computed."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
+
     def in_memory(self) -> list[Sequence]:
         """Return the sequences that hold memory while the request runs."""
         return self.live if self.forked else self.live[:1]
@@ -184,6 +196,15 @@ class Chunk(NamedTuple):
     drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
 
     @property
+    @property
+    def scored(self) -> range:
+        """The positions of the prompt tokens whose log p the step computes."""
+        if not self.request.scores_prompt:
+            return range(0)
+        first = max(self.start, len(self.request.prompt_logprobs))
+        return range(first + 1, max(first, min(self.stop, len(self.request.prompt) - 1)) + 1)
+
+    @property
     def num_logits(self) -> int:
-        """The number of its last tokens that give logits: the newest token of the sequence, and each draft."""
-        return max(0, self.stop - len(self.sequence.tokens) + 1)
+        """The number of its last tokens that give logits: before scored tokens, the newest token, and each draft."""
+        return len(self.scored) + max(0, self.stop - len(self.sequence.tokens) + 1)

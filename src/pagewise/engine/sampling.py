@@ -31,6 +31,8 @@ from torch import Tensor
 from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.token_counts import TokenCounts
 
+ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
+
 
 class Row(NamedTuple):
     """A token to draw: the row of the logits, and everything that the draw depends on."""
@@ -76,6 +78,21 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
                 likeliest={picks[i].token: picks[i].logprob} | dict(zip(ids, top, strict=True))
             )
     return picks
+
+
+def scored(logits: Float[Tensor, "n vocab"], tokens: Sequence[int], number: int) -> list[dict[int, float]]:
+    """Return {token: log p} for each row: of its token, and then of the `number` likeliest tokens."""
+    found = []
+    for start in range(0, len(tokens), ROWS):
+        logprobs = logits[start : start + ROWS].float().log_softmax(dim=-1)
+        chosen = torch.tensor(tokens[start : start + ROWS], device=logits.device)[:, None]
+        top, ids = likeliest(logprobs, min(number, logits.shape[1]))
+        ids, top = (
+            torch.cat([chosen, ids], dim=1).tolist(),
+            torch.cat([logprobs.gather(1, chosen), top], dim=1).tolist(),
+        )
+        found += [dict(zip(*row, strict=True)) for row in zip(ids, top, strict=True)]
+    return found
 
 
 def adjusted(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> Float[Tensor, "n vocab"]:

@@ -23,7 +23,7 @@ class SamplingParams:
     """The parameters of a request's continuation.
 
     Args:
-        max_tokens: the largest number of new tokens.
+        max_tokens: the largest number of new tokens. With prompt_logprobs it may be 0.
         min_tokens: no end token is drawn and no stop string ends the text before there are so many new tokens.
         temperature: the divisor of the logits, at most 1e6. Below 1e-5 the likeliest token is chosen.
         top_k: draw from this many of the likeliest tokens. 0 and -1 mean all tokens.
@@ -41,6 +41,7 @@ class SamplingParams:
         presence_penalty: subtracted from the logit of each token that the sequence has generated. From -2 to 2.
         frequency_penalty: subtracted once for each time that the sequence has generated the token. From -2 to 2.
         logprobs: report log p (before bias, penalties and temperature) of each chosen token and of this many likeliest.
+        prompt_logprobs: report the same of each token of the prompt but the first. The prefix cache then saves nothing.
 
     Raises:
         ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
@@ -63,9 +64,11 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: Iterable[int] = ()
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name, minimum in (("max_tokens", 1), ("n", 1), ("beam_width", 1), ("top_k", -1), ("min_tokens", 0)):
+        least = {"max_tokens": int(self.prompt_logprobs is None), "n": 1, "beam_width": 1, "top_k": -1, "min_tokens": 0}
+        for name, minimum in least.items():
             check_count(name, getattr(self, name), minimum=minimum)
             self._set(name, max(0, int(getattr(self, name))))
         for name, (least, most, neutral) in RANGES.items():
@@ -80,8 +83,9 @@ class SamplingParams:
         check_flag("ignore_eos", self.ignore_eos)
         if self.seed is not None:
             check_count("seed", self.seed, minimum=-(2**63))
-        if self.logprobs is not None:
-            check_count("logprobs", self.logprobs, minimum=0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(self, name)) is not None:
+                check_count(name, number, minimum=0)
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
         self._set("stop", _stops("stop", self.stop))
@@ -103,8 +107,9 @@ class SamplingParams:
             raise ValueError(
                 f"beam_width = {self.beam_width} and n = {self.n} exclude each other: a beam search returns its beams"
             )
-        if self.logprobs is not None:
-            raise ValueError(f"logprobs = {self.logprobs} with beam_width = {self.beam_width}: beams have scores only")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (number := getattr(self, name)) is not None:
+                raise ValueError(f"{name} = {number} with beam_width = {self.beam_width}: beams have scores only")
         for name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
             if (value := getattr(self, name)) != neutral:
                 raise ValueError(f"{name} = {value} with beam_width = {self.beam_width}: a beam search draws nothing")

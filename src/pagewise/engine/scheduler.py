@@ -170,7 +170,10 @@ class Scheduler:
             return False
         request = self.waiting[0]
         if request.common is None:
-            request.common = TokenBlocks(request.common_tokens(), self.memory.block_size)
+            tokens = request.common_tokens()
+            # a prompt that is one block has no full block before its last token, so nothing of it is found in the cache
+            size = len(tokens) if request.scores_prompt else self.memory.block_size
+            request.common = TokenBlocks(tokens, size)
         try:
             cached = self.memory.admit(request, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1])
         except OutOfBlocks:

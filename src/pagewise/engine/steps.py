@@ -23,7 +23,7 @@ from pagewise.engine.interrupts import held_back
 from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.profile import Profile, span
 from pagewise.engine.request import Choice, Chunk, Listener, Output, Piece, Request, Sequence
-from pagewise.engine.sampling import Row, sample
+from pagewise.engine.sampling import Row, sample, scored
 from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.speculation import verified
@@ -37,6 +37,7 @@ class Drawn(NamedTuple):
 
     picks: list[tuple[Request, Sequence, list[Pick | None]]]  # the right drafts and one more; None: not finite
     searches: list[tuple[Request, beam_search.Selection]]
+    prompts: list[tuple[Request, list[dict[int, float]]]]  # log p of prompt tokens
 
 
 class Engine:
@@ -46,6 +47,7 @@ class Engine:
         self.model, self.tokenizer, self.scheduler, self.runner = model, tokenizer, scheduler, runner
         self.memory = runner.memory
         self.sampling_defaults: dict[str, float] = {}  # in place of those of SamplingParams
+        self.max_model_len = model.config.max_position_embeddings  # the most tokens of a sequence
         self._ends = prompts.end_tokens(model, tokenizer)
         self._requests: dict[int, Request] = {}
         self._next_id = 0
@@ -80,7 +82,7 @@ class Engine:
                 prompt = prompts.token_ids(prompt, self.tokenizer)
                 sampling = replace(sampling, max_tokens=max(1, min(most, self.max_new_tokens(prompt))))
         request = prompts.checked_request(
-            prompt, sampling, self.tokenizer, self.model.config, self._ends, self.scheduler
+            prompt, sampling, self.tokenizer, self.model.config, self._ends, self.scheduler, self.max_model_len
         )
         request.listener = listener
         return request
@@ -135,7 +137,7 @@ class Engine:
                 return True
             return False
 
-        most = min(self.model.config.max_position_embeddings, self.memory.num_tokens + 1) - len(tokens)
+        most = min(self.max_model_len, self.memory.num_tokens + 1) - len(tokens)
         return most if n == 1 or most < 1 else bisect_left(range(1, most + 1), True, key=exceeds)
 
     @property
@@ -192,6 +194,8 @@ class Engine:
     def _take(self, chunks: list[Chunk], drawn: Drawn) -> None:
         """Give all tokens to their sequences. Then free the sequences that have ended."""
         num_right = {}
+        for request, logprobs in drawn.prompts:
+            request.prompt_logprobs += logprobs
         for request, sequence, picks in drawn.picks:
             if not sequence.untold:  # else a step failed before the sequence was told
                 self._untold.append((request, sequence))
@@ -270,15 +274,20 @@ class Engine:
         logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
         error = next((s.error for s in samples if s.error), request.error)
         cached = request.num_cached_tokens
-        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error)
+        of_prompt = request.prompt_logprobs
+        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error, of_prompt)
 
 
 def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
     """Return the next tokens of each sequence that has logits, and the next beams of each search. Nothing changes."""
-    rows, wanted, stop = [], [], 0
+    rows, wanted, prompts, stop = [], [], [], 0
     searches: dict[Request, list[int]] = {}
     for chunk in chunks:
         request, drafts, at, stop = chunk.request, chunk.drafts, stop, stop + chunk.num_logits
+        if found := chunk.scored:
+            tokens = request.prompt[found.start : found.stop]
+            prompts.append((request, scored(logits[at : at + len(found)], tokens, request.sampling.prompt_logprobs)))
+            at += len(found)
         if at == stop:
             continue
         if request.sampling.beam_width > 1:
@@ -294,4 +303,5 @@ def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
     for request, sequence, drafts, first in wanted:
         own = picks[first : first + len(drafts) + 1]
         drawn.append((request, sequence, verified(own, drafts) if drafts else own))
-    return Drawn(drawn, [(request, beam_search.select(request, logits[at])) for request, at in searches.items()])
+    beams = [(request, beam_search.select(request, logits[at])) for request, at in searches.items()]
+    return Drawn(drawn, beams, prompts)

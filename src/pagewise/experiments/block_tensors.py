@@ -72,7 +72,7 @@ class BlockTensorMemory(BlockMemory):
     """Blocks in a dictionary. Each step gathers them into a padded batch."""
 
     def __init__(self, config: EngineConfig, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> None:
-        num_layers, num_kv_heads, head_dim = sizes
+        num_layers, num_kv_heads, head_dim, _ = sizes
         self.cache = BlockTensors(
             num_layers, config.num_blocks, config.block_size, num_kv_heads, head_dim, dtype=dtype, device=device
         )

@@ -177,7 +177,7 @@ class DenseMemory:
         return 0
 
     def _new(self, num_tokens: int) -> Tensor:
-        num_layers, num_kv_heads, head_dim = self._sizes
+        num_layers, num_kv_heads, head_dim, _ = self._sizes
         return torch.empty(2, num_layers, num_kv_heads, num_tokens, head_dim, dtype=self.dtype, device=self.device)
 
     def resize(self, sequence: Sequence, num_tokens: int) -> None:

@@ -14,6 +14,7 @@ def check_inputs(
     *,
     vocab_size: int,
     num_positions: int | None = None,
+    sliding_window: int | None = None,
 ) -> None:
     """Check the arguments of a decoder's `forward`. Raises ValueError or TypeError.
 
@@ -28,6 +29,10 @@ def check_inputs(
         check_same("device", token_ids=token_ids, positions=positions)
     if not callable(attend):
         raise TypeError(f"attend must be a function attend(layer, q, k, v), got {type(attend).__name__}")
+    if sliding_window != (applied := getattr(attend, "sliding_window", None)):
+        raise ValueError(
+            f"attend.sliding_window must be {sliding_window}, the model's, got {applied}: the engine's attention has it"
+        )
     _check_range("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")
     if num_positions is not None:
         _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has no others")

@@ -4,13 +4,15 @@
     x = rms_norm(h)      h = h + W_down (silu(W_gate x) ∘ W_up x)
 
 Qwen2 adds biases: W_q x + b_q, W_k x + b_k and W_v x + b_v. Qwen3 normalises each head of W_q x and W_k x before RoPE,
-so that scores cannot grow with the length of a query or key. The config has a field for each.
+so that scores cannot grow with the length of a query or key. In Mistral, a token sees only the last `sliding_window`
+tokens. The config has a field for each.
 
 The model knows nothing of caches or kernels. Its argument `attend` is responsible for the scale, the causal mask and
 the keys and values of earlier tokens.
 
 Touvron et al. 2023. RoPE: Su et al. 2021. GQA: Ainslie et al. 2023. SwiGLU: Shazeer 2020. RMSNorm: Zhang & Sennrich
-2019. Qwen2: Yang et al. 2024. Qwen3: Yang et al. 2025. Parameters are named as in transformers' checkpoints.
+2019. Mistral: Jiang et al. 2023. Qwen2: Yang et al. 2024. Qwen3: Yang et al. 2025. Parameters are named as in
+transformers' checkpoints.
 """
 
 import math
@@ -57,6 +59,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     qkv_bias: bool = False  # Qwen2: biases of the projections to q, k and v
     qk_norm: bool = False  # Qwen3: an RMSNorm of each head of q and k, before RoPE
+    sliding_window: int | None = None  # Mistral: a token sees so many tokens, itself included
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
@@ -82,6 +85,8 @@ class LlamaConfig:
             raise ValueError(f"head_dim must be even, because RoPE rotates pairs of elements, got {self.head_dim}")
         check_number("rms_norm_eps", self.rms_norm_eps, low=0.0)
         check_number("rope_theta", self.rope_theta, low=1.0)
+        if self.sliding_window is not None:
+            check_count("sliding_window", self.sliding_window)
 
 
 class Llama(nn.Module):
@@ -128,7 +133,8 @@ class Llama(nn.Module):
                 would wait for the device, and torch's embedding stops an id out of range there.
             positions: the position of each token in its sequence. RoPE has an angle for every integer.
             attend: attend(layer, q[B,H,T,D], k[B,Hkv,T,D], v[B,Hkv,T,D]) -> out[B,H,T,D] is called once per layer, in
-                order, with RoPE applied to q and k. The tensors may be strided.
+                order, with RoPE applied to q and k. The tensors may be strided. If the config has a sliding_window,
+                `attend.sliding_window` must be equal to it.
             logits_for: int64 indices into T. A prompt needs the logits of its last token only, and the head is large.
 
         Returns:
@@ -137,7 +143,8 @@ class Llama(nn.Module):
         Raises:
             ValueError, TypeError: an argument does not fit (raised before any work), or the result of attend does not.
         """
-        check_inputs(token_ids, positions, attend, logits_for, vocab_size=self.config.vocab_size)
+        vocab_size, window = self.config.vocab_size, self.config.sliding_window
+        check_inputs(token_ids, positions, attend, logits_for, vocab_size=vocab_size, sliding_window=window)
         turn = rope(positions, self.config)
         h = self.model["embed_tokens"](token_ids)
         for block in self.model["layers"]:

@@ -56,7 +56,7 @@ class ByteTokenizer:
 def load_model(
     path_or_hub_id: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> tuple[Llama | GPT2, Any]:
-    """Return (model, tokenizer) of a checkpoint of Llama, Qwen2, Qwen3 or GPT-2.
+    """Return (model, tokenizer) of a checkpoint of Llama, Mistral, Qwen2, Qwen3 or GPT-2.
 
     The weights are converted to `dtype` and moved to `device`. They do not require gradients.
 
@@ -255,12 +255,13 @@ def sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
-    """Return the config of a Llama, a Qwen2 (a Llama with biases) or a Qwen3 (a Llama with normalised heads)."""
+    """Return the config of a Llama, or of one with a window (Mistral), biases (Qwen2) or normalised heads (Qwen3)."""
     kind = settings.get("model_type", "llama")
     rope = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
     only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
     _check_only(kind.title(), {**settings, **rope}, only)
-    _check_no_window(settings)
+    if kind != "mistral":
+        _check_no_window(settings)
     required = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
     if kind != "llama":  # their defaults in transformers differ from those of Llama
         required += ["num_key_value_heads", "max_position_embeddings"] + ["head_dim"] * (kind == "qwen3")
@@ -274,6 +275,7 @@ def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
         rope_scaling=_rope_scaling(rope, settings),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
+        sliding_window=_mistral_window(settings) if kind == "mistral" else None,
     )
 
 
@@ -330,6 +332,18 @@ def _check_no_window(settings: Mapping[str, Any]) -> None:
         )
 
 
+def _mistral_window(settings: Mapping[str, Any]) -> int | None:
+    """Return the window of all layers. None: each token sees all of the past. Transformers' default is 4096."""
+    window, longest = settings.get("sliding_window", 4096), settings.get("max_position_embeddings", 0)
+    usual = "full_attention" if window is None else "sliding_attention"
+    if others := set(settings.get("layer_types") or ()) - {usual}:
+        raise ValueError(
+            f"layer_types has {', '.join(map(repr, sorted(others)))}, which is not implemented for a Mistral with "
+            f"sliding_window = {window}: all its layers have {usual!r}"
+        )
+    return None if isinstance(window, int) and window >= longest > 0 else window
+
+
 def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama3Scaling | None:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
@@ -345,6 +359,7 @@ def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama
 
 SUPPORTED = {  # by model_type
     "llama": (Llama, llama_config),
+    "mistral": (Llama, llama_config),
     "qwen2": (Llama, llama_config),
     "qwen3": (Llama, llama_config),
     "gpt2": (GPT2, gpt2_config),

@@ -4,51 +4,61 @@
 
 The first three are those of OpenAI's API, so that its client works. Errors have its form too (see `errors`). When a
 client hangs up, whether it reads a stream or waits for the whole, the server aborts its requests. /health answers at
-once, and says how long the step in progress takes already. /metrics is for Prometheus: see `metrics`.
+once, and says how long the step in progress takes already. /metrics is for Prometheus: see `metrics`. The logger
+`requests` gets a line for each POST, without its text.
 """
 
 import asyncio
 import json
 import logging
+import re
 import time
-import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from hmac import compare_digest
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pagewise.engine import LLM, Output
-from pagewise.engine.serve.body import Body, usage
-from pagewise.engine.serve.endpoints import ChatBody, CompletionBody
+from pagewise.engine.request import Piece
+from pagewise.engine.serve.bodies import Body, ChatBody, CompletionBody
 from pagewise.engine.serve.engine_thread import Answer, EngineThread
-from pagewise.engine.serve.errors import Failure, Refused, StepFailed, error_body, refusal
+from pagewise.engine.serve.errors import Failure
 from pagewise.engine.serve.tokens import Tokens
 from pagewise.tools.checks import check_counts
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
+requests = logging.getLogger("pagewise.engine.serve.requests")
 LARGEST_BODY = 2**23  # bytes
-UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies pass each event on at once
+# proxies pass each event on at once
+STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+")
 
 
-def make_app(llm: LLM, *, name: str, max_queue: int = 256, api_key: str | None = None) -> Starlette:
+def make_app(
+    llm: LLM, *, name: str, max_queue: int = 256, api_key: str | None = None, allow_origins: Sequence[str] = ()
+) -> Starlette:
     """Return the application that serves `llm` as the model `name`. More than `max_queue` requests at once get a 429.
 
     With an `api_key`, a request to /v1 needs the header "Authorization: Bearer KEY", as OpenAI's clients send it.
+    Browsers let the pages of `allow_origins` read answers (CORS): "http://localhost:3000", or "*" for all pages.
 
     Raises:
-        ValueError, TypeError: max_queue is not a count, or the model has no tokenizer.
+        ValueError, TypeError: max_queue is not a count, an origin is none, or the model has no tokenizer.
     """
     check_counts(max_queue=max_queue)
+    check_origins(allow_origins)
     if llm.tokenizer is None:
         raise ValueError("the model has no tokenizer, and the server answers with text: give LLM a tokenizer")
     if getattr(llm.tokenizer, "chat_template", "") is None:
@@ -60,44 +70,46 @@ def make_app(llm: LLM, *, name: str, max_queue: int = 256, api_key: str | None =
 
     @asynccontextmanager
     async def running(app: Starlette) -> AsyncIterator[None]:
-        engine.start()
-        try:
-            yield
-        finally:
-            await engine.stop()
+        yield
+        await engine.stop()
 
     async def models(request: Request) -> Response:
         check_key(request, api_key)
-        return JSONResponse({"object": "list", "data": [model]})
-
-    async def one_model(request: Request) -> Response:
-        check_key(request, api_key)
+        if "name" not in request.path_params:
+            return JSONResponse({"object": "list", "data": [model]})
         check_name(request.path_params["name"], name)
         return JSONResponse(model)
 
     async def health(request: Request) -> Response:
-        state = {"running": llm.num_running, "waiting": llm.num_waiting, "step_seconds": engine.step_seconds}
-        return JSONResponse({"status": "ok", **state}) if engine.alive else JSONResponse({"status": "lost"}, 503)
+        state = {"running": llm.num_running, "waiting": llm.num_waiting, "step_seconds": engine.step_seconds()}
+        return JSONResponse({"status": "ok", **state}) if not engine.lost else JSONResponse({"status": "lost"}, 503)
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(engine.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def refused(request: Request, error: Exception) -> Response:
-        response = refusal(error, request)
-        if 400 <= response.status_code < 500:
-            engine.metrics.refuse(response.status_code)
-        return response
+        if isinstance(error, ClientDisconnect):
+            return Response()  # no one reads it
+        if isinstance(error, HTTPException):
+            error = Failure(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
+        elif not isinstance(error, Failure):
+            error = Failure(f"{type(error).__name__}: {error}", status=500)
+        if error.status < 500:
+            engine.metrics.refuse(error.status)
+        return JSONResponse(error.body, error.status, headers={"Retry-After": "1"} if error.status == 429 else None)
 
+    browsers = {"allow_origins": [*allow_origins], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
     app = Starlette(
         routes=[
             Route("/v1/completions", Endpoint(CompletionBody, engine, tokens, name, api_key), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(ChatBody, engine, tokens, name, api_key), methods=["POST"]),
             Route("/v1/models", models),
-            Route("/v1/models/{name:path}", one_model),
+            Route("/v1/models/{name:path}", models),
             Route("/health", health),
             Route("/metrics", metrics),
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientDisconnect, Exception), refused),
+        middleware=[Middleware(CORSMiddleware, **browsers)] if allow_origins else [],
         lifespan=running,
     )
     app.state.engine = engine
@@ -111,25 +123,26 @@ class Endpoint:
         self.body, self.engine, self.tokens, self.name, self.api_key = body, engine, tokens, name, api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        began_as: list[bytes] = []  # the content type of the answer, once its first bytes are sent
-
-        async def noted(message: Message) -> None:
-            began_as.extend(value for name, value in message.get("headers", ()) if name == b"content-type")
-            await send(message)
-
+        answer = Answer(self.body.id_prefix)
         try:
-            await self.answer(Request(scope, receive), receive, noted)
+            await self.respond(Request(scope, receive), send, answer)
+        except Exception as error:
+            answer.end = "abort" if isinstance(error, ClientDisconnect) else str(getattr(error, "status", 500))
+            raise
         except asyncio.CancelledError:  # the server ends, and does not wait any longer
             self.engine.cut_off = True
-            error = Refused("the server ended before the answer was complete", status=503)
-            if not began_as:
+            error = Failure("the server ended before the answer was complete", status=503)
+            answer.end = str(error.status)
+            if not answer.sent_as:
                 raise error from None
-            if began_as[0].startswith(b"text/event-stream"):
-                last = event(error_body(error)).encode()
+            if answer.sent_as == "stream":
+                last = event(error.body).encode()
                 with suppress(asyncio.CancelledError):  # a client that reads nothing hears nothing
                     await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            requests.info(answer.line())
 
-    async def answer(self, request: Request, receive: Receive, send: Send) -> None:
+    async def respond(self, request: Request, send: Send, answer: Answer) -> None:
         """Answer a request, unless its client hangs up."""
         check_key(request, self.api_key)
         body = self.body.read(await read(request))
@@ -137,56 +150,80 @@ class Endpoint:
             check_name(body.model, self.name)
         if (number := len(body.prompts)) > self.engine.max_queue:
             most = f"max_queue = {self.engine.max_queue}"
-            raise Refused(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
-        with self.engine.answer(number) as answer:
-            if (outputs := await unless_hung_up(receive, self.outputs(body, answer))) is None:
+            raise Failure(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
+        with self.engine.reserved(answer, number):
+            if (outputs := await unless_hung_up(request.receive, self.outputs(body, answer))) is None:
                 return
             if body.stream:
-                options = {"media_type": "text/event-stream", "headers": UNBUFFERED}
-                response: Response = StreamingResponse(self.events(body, answer), **options)
+                response: Response = StreamingResponse(self.events(body, answer, request.scope), headers=STREAM)
             else:
-                response = await asyncio.to_thread(self.whole, body, outputs)  # log-probabilities take a while
-            await response(request.scope, receive, send)
+                response = await asyncio.to_thread(self.whole, body, answer, outputs)  # log-probabilities take a while
+            answer.sent_as = "stream" if body.stream else "whole"
+            await response(request.scope, request.receive, send)
 
     async def outputs(self, body: Body, answer: Answer) -> list[Output]:
         """Submit the requests of a body. Return their outputs, or none if they are for a stream."""
         left = Event()
         try:  # a thread tokenises, so that neither the event loop nor the engine waits for a long prompt
-            requests = await asyncio.to_thread(body.requests, self.tokens, left)
+            prepared = await asyncio.to_thread(body.requests, self.tokens, left)
         finally:
             left.set()
-        await self.engine.submit(answer, requests, pieces=bool(body.stream))
-        return [] if body.stream else await answer.outputs()
+        await self.engine.submit(answer, prepared, pieces=bool(body.stream))
+        if body.stream:
+            return []
+        found = {index: new async for index, new in answer if isinstance(new, Output)}
+        return [output for _, output in sorted(found.items())]
 
-    def whole(self, body: Body, outputs: list[Output]) -> Response:
+    def whole(self, body: Body, answer: Answer, outputs: list[Output]) -> Response:
         """Return the answer in one piece."""
-        choices = [choice for i, output in enumerate(outputs) for choice in body.choices(i, output, self.tokens)]
-        return JSONResponse(self.head(body, body.object) | {"choices": choices, "usage": usage(outputs)})
+        choices = []
+        for index, output in enumerate(outputs):
+            for number, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True)):
+                piece = Piece(output.request_id, number, choice.token_ids, choice.text, choice.finish_reason, logprobs)
+                choices.append(body.shown(index, answer.requests[index], piece, self.tokens, whole=True))
+        return JSONResponse(self.head(answer, body.object) | {"choices": choices, "usage": usage(outputs)})
 
-    async def events(self, body: Body, answer: Answer) -> AsyncIterator[str]:
+    async def events(self, body: Body, answer: Answer, scope: Scope) -> AsyncIterator[str]:
         """Yield the answer as server-sent events, while the engine computes it."""
-        head, outputs = self.head(body, body.chunk_object), []
+        head, outputs, begun = self.head(answer, body.chunk_object), [], set()
         if counted := (body.stream_options or {}).get("include_usage"):
             head["usage"] = None
-        for opening in body.openings():
-            yield event(head | {"choices": [opening]})
         try:
             async for index, new in answer:
-                if isinstance(new, Output):
+                if new is None:
+                    if scope.get("half_closed"):  # by `Protocol`
+                        yield ":\n\n"  # a comment: it shows who has left
+                elif isinstance(new, Output):
                     outputs.append(new)
                 else:
-                    yield event(head | {"choices": [body.piece(index, new, self.tokens)]})
-        except StepFailed as error:
-            yield event(error_body(error))
+                    first = (index, new.choice) not in begun
+                    begun.add((index, new.choice))
+                    shown = partial(body.shown, index, answer.requests[index], new, self.tokens, first=first)
+                    choice = await asyncio.to_thread(shown) if first else shown()  # an echo may be long
+                    yield event(head | {"choices": [choice]})
+        except Failure as error:
+            answer.end = str(error.status)
+            yield event(error.body)
             return
         if counted:
             yield event(head | {"choices": [], "usage": usage(outputs)})
         yield "data: [DONE]\n\n"
 
-    def head(self, body: Body, kind: str) -> dict[str, Any]:
+    def head(self, answer: Answer, kind: str) -> dict[str, Any]:
         """Return the fields that every chunk of an answer begins with."""
-        made = {"id": body.id_prefix + uuid.uuid4().hex, "created": int(time.time())}
-        return {**made, "object": kind, "model": self.name}
+        return {"id": answer.id, "created": int(time.time()), "object": kind, "model": self.name}
+
+
+def usage(outputs: list[Output]) -> dict:
+    """Count the prompt tokens, those among them that the prefix cache had, and the generated tokens."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
+    }
 
 
 def event(body: dict) -> str:
@@ -199,37 +236,36 @@ async def read(request: Request) -> bytes:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     packed = request.headers.get("content-encoding", "identity")
     if packed != "identity" or not kind.endswith("json"):
-        raise Refused(f"the body must be application/json, not compressed, got {kind}, {packed}", status=415)
+        raise Failure(f"the body must be application/json, not compressed, got {kind}, {packed}", status=415)
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > LARGEST_BODY:
-            raise Refused(f"the body is larger than {LARGEST_BODY} bytes", status=413)
+            raise Failure(f"the body is larger than {LARGEST_BODY} bytes", status=413)
     return bytes(body)
 
 
-async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, list[Output]]) -> list[Output] | None:
     """Return the result of `work`. If the client hangs up before, cancel `work` and return None."""
-    hung_up, done = asyncio.ensure_future(hang_up(receive)), asyncio.ensure_future(work)
+
+    async def hung_up() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    first, second = asyncio.ensure_future(work), asyncio.ensure_future(hung_up())
     try:
-        await asyncio.wait((hung_up, done), return_when=asyncio.FIRST_COMPLETED)
-        return done.result() if done.done() else None
+        await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+        return first.result() if first.done() else None
     finally:
-        hung_up.cancel()
-        done.cancel()
-
-
-async def hang_up(receive: Receive) -> None:
-    """Wait until the client hangs up."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        first.cancel()
+        second.cancel()
 
 
 def check_name(asked: str, served: str) -> None:
     """Refuse a model name that this server does not serve."""
     if asked != served:
         message = f"there is no model {asked!r:.80} here, only {served!r}"
-        raise Refused(message, "model", status=404, code="model_not_found")
+        raise Failure(message, "model", status=404, code="model_not_found")
 
 
 def check_key(request: Request, key: str | None) -> None:
@@ -237,4 +273,11 @@ def check_key(request: Request, key: str | None) -> None:
     given = dict(request.headers.raw).get(b"authorization", b"")
     if key is not None and not compare_digest(given, f"Bearer {key}".encode()):
         message = "the header Authorization must be 'Bearer' and the key of this server"
-        raise Refused(message, status=401, code="invalid_api_key")
+        raise Failure(message, status=401, code="invalid_api_key")
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Raise ValueError if one of them is not what a browser sends as the origin of a page."""
+    for origin in origins:
+        if not ORIGIN.fullmatch(origin):
+            raise ValueError(f'allow_origin must be "*" or as "http://localhost:3000", without a path, got {origin!r}')

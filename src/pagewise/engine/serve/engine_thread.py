@@ -1,8 +1,8 @@
 """The only thread that calls an LLM, and the messages between this thread and an event loop (lesson 9).
 
-    event loop                         engine thread
-    submit, drop      ── inbox ──▶     runs the jobs in order, between two steps
-    Answer.events  ◀── once a step ──  pieces, outputs, or an error
+    event loop                          engine thread
+    submit, drop      ── jobs ────▶     runs them in order, and a step when it has done all
+    Answer.events  ◀── once a step ──   pieces, outputs, or an error
 
 The engine never waits for a reader. Events that a reader has not taken yet wait in its `Answer`, which holds at most
 the tokens of its requests. Answers that are not read to their end count against `max_queue`. So memory is bounded.
@@ -10,60 +10,73 @@ the tokens of its requests. Answers that are not read to their end count against
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import islice
-from queue import SimpleQueue
-from threading import Thread
 from time import perf_counter
-from typing import TypeVar
+from uuid import uuid4
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.request import Piece, Request
-from pagewise.engine.serve.errors import Full, StepFailed
+from pagewise.engine.serve.errors import Failure
 from pagewise.engine.serve.metrics import Metrics
 
-T = TypeVar("T")
+Event = tuple[int, Piece | Output | Failure]  # with the id of its request, and in an answer with its index there
 logger = logging.getLogger(__name__)
+QUIET = 5.0  # seconds without an event, after which an answer says so
 
 
 class Answer:
-    """The events of one body's requests: (index of the request, piece or output)."""
+    """The requests of one body, and what comes of them: (index of the request, piece or output)."""
 
-    def __init__(self, num_requests: int) -> None:
-        self.arrived = perf_counter()
-        self.request_ids: list[int] = []  # the engine thread's
-        self.events: asyncio.Queue[tuple[int, Piece | Output | StepFailed]] = asyncio.Queue()
-        self._unfinished = num_requests
+    def __init__(self, id_prefix: str) -> None:
+        self.id, self.arrived = id_prefix + uuid4().hex, perf_counter()
+        self.requests: list[Request] = []
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.sent_as = ""  # "stream" or "whole", when its client begins to get it
+        self.end = "abort"  # or its finish reasons, or the status of an error
+        self.num_tokens = 0  # the engine thread's, like the next two
+        self.first: float | None = None  # when the first token came
+        self.newest: list[dict[int, float]] = []  # of each request: when each of its choices got the newest token
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Output]]:
-        """Yield events until every request has its output.
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Output | None]]:
+        """Yield events until every request has its output. Yield (-1, None) if there was none for a while.
 
         Raises:
-            StepFailed: a step raised, or a choice ended with an error. The answer will not be whole.
+            Failure: a step raised, or a choice ended with an error. The answer will not be whole.
         """
-        while self._unfinished:
-            index, event = await self.events.get()
-            if isinstance(event, StepFailed):
+        unfinished, reasons = len(self.requests), {}
+        while unfinished:
+            try:
+                index, event = await asyncio.wait_for(self.events.get(), QUIET)
+            except TimeoutError:
+                yield -1, None
+                continue
+            if isinstance(event, Failure):
                 raise event
             if event.error is not None:
-                raise StepFailed(event.error)
-            self._unfinished -= isinstance(event, Output)
+                raise Failure(event.error, status=500)
+            if isinstance(event, Output):
+                unfinished -= 1
+                reasons |= dict.fromkeys(choice.finish_reason for choice in event.choices)
             yield index, event
+        self.end = ",".join(reasons)
 
-    async def outputs(self) -> list[Output]:
-        """Return the output of each request, in their order."""
-        found = {index: event async for index, event in self if isinstance(event, Output)}
-        return [output for _, output in sorted(found.items())]
+    def line(self) -> str:
+        """Return the line of the log: the tokens of all prompts and choices, and seconds since the request arrived."""
+        first = "-" if self.first is None else f"{self.first - self.arrived:.3f}"
+        prompt = sum(len(request.prompt) for request in self.requests)
+        tokens = f"prompt_tokens={prompt} completion_tokens={self.num_tokens}"
+        return f"id={self.id} {tokens} first={first} total={perf_counter() - self.arrived:.3f} end={self.end}"
 
 
 class EngineThread:
     """Runs `llm.step()` while there is something to compute, and sleeps otherwise.
 
-    Invariant: apart from jobs that still wait in the inbox, a request is in `llm` only while its answer is open (`with
-    engine.answer(...)`). An exception in a step fails only the requests that ran in this step. GroupLost fails every
+    Invariant: apart from jobs that are not done yet, a request is in `llm` only while its answer is open (`with
+    engine.reserved(...)`). An exception in a step fails only the requests that ran in this step. GroupLost fails every
     request, and `when_lost` is called, which should end the server.
     """
 
@@ -72,132 +85,117 @@ class EngineThread:
         self.metrics = Metrics(llm)
         self.lost, self.when_lost = False, lambda: None
         self.cut_off = False  # whether the server ended before an answer was complete
-        self._step_began: float | None = None
         self.num_held = 0  # requests of open answers; the event loop's
-        self._inbox: SimpleQueue[tuple[Future, Callable[[], object]] | None] = SimpleQueue()
-        self._answers: dict[int, tuple[Answer, int]] = {}  # by request id; the engine thread's own, like the next
-        self._events: list[tuple[int, Piece | Output | StepFailed]] = []
+        self._jobs = ThreadPoolExecutor(1, "engine")
+        self._step_began: float | None = None
+        self._steps = False  # whether a step is one of the jobs; the engine thread's own, like the next two
+        self._answers: dict[int, tuple[Answer, int]] = {}  # by request id, with the index of the request
+        self._events: list[Event] = []
 
-    def start(self) -> None:
-        """Start the thread. Call this from the event loop that will read the answers."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread can compute."""
-        return self._thread.is_alive() and not self.lost
-
-    @property
     def step_seconds(self) -> float:
-        """How long the step in progress takes already, or 0.0."""
-        began = self._step_began
-        return 0.0 if began is None else perf_counter() - began
+        """Return how long the step in progress takes already, or 0.0."""
+        return 0.0 if (began := self._step_began) is None else perf_counter() - began
 
     async def stop(self) -> None:
         """End the thread after its current step. No answer may be open."""
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._jobs.shutdown)
 
     @contextmanager
-    def answer(self, num_requests: int) -> Iterator[Answer]:
-        """Reserve places for `num_requests` requests. Unfinished requests are aborted at the end of the `with` block.
+    def reserved(self, answer: Answer, num_requests: int) -> Iterator[None]:
+        """Reserve places for the requests of an answer. Unfinished ones are aborted at the end of the `with` block.
 
         Raises:
-            Full: the queue has no space for them now.
+            Failure: the queue has no space for them now (status 429).
         """
         if self.num_held + num_requests > self.max_queue:
-            raise Full(f"{self.num_held} requests wait or run, and {self.max_queue} may: try again in a moment")
+            full = f"{self.num_held} requests wait or run, and {self.max_queue} may: try again in a moment"
+            raise Failure(full, status=429, code="rate_limit_exceeded")
         self.num_held += num_requests
-        answer = Answer(num_requests)
         try:
-            yield answer
+            yield
         finally:
             self.num_held -= num_requests
-            self._post(lambda: self._drop(answer))
+            with suppress(RuntimeError):  # the thread has ended
+                self._jobs.submit(self._drop, answer)
 
-    async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> list[int]:
-        """Add the prepared requests of an answer and return their ids. With `pieces`, the answer also gets every piece.
+    async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> None:
+        """Add the prepared requests of an answer. With `pieces`, the answer also gets every piece.
 
         If the call is cancelled before the engine thread begins it, no request is added.
         """
-        return await asyncio.wrap_future(self._post(lambda: self._add(answer, requests, pieces)))
-
-    def _post(self, work: Callable[[], T]) -> "Future[T]":
-        future: Future[T] = Future()
-        self._inbox.put((future, work))
-        return future
+        answer.requests, answer.newest = requests, [{} for _ in requests]
+        self._loop = asyncio.get_running_loop()
+        await self._loop.run_in_executor(self._jobs, self._add, answer, pieces)
 
     # ------------------------------------------------------------------------------------ on the engine thread
 
-    def _run(self) -> None:
-        while True:
-            while not (self.llm.has_unfinished and self._inbox.empty()):
-                if (job := self._inbox.get()) is None:
-                    return
-                _do(*job)
-            self._step_began = perf_counter()
-            self._step()
-            self._step_began = None
-
-    def _add(self, answer: Answer, requests: list[Request], pieces: bool) -> list[int]:
-        for index, request in enumerate(requests):
-            request.listener = self._hear if pieces else self.metrics.hear
-            request_id = self.llm.add(request)
-            answer.request_ids.append(request_id)
-            self._answers[request_id] = answer, index
-            self.metrics.begin(request, answer.arrived)
+    def _add(self, answer: Answer, pieces: bool) -> None:
+        for index, request in enumerate(answer.requests):
+            request.listener = lambda piece: self._hear(piece, pieces)
+            self._answers[self.llm.add(request)] = answer, index
         self.metrics.update()
-        return answer.request_ids
+        if not self._steps:
+            self._steps = True
+            self._jobs.submit(self._go_on)
 
     def _drop(self, answer: Answer) -> None:
-        for request_id in answer.request_ids:
-            if self._answers.pop(request_id, None):
-                self.llm.abort(request_id)
-                self.metrics.end(request_id, "abort", answered=False)
+        for request in answer.requests:
+            if self._answers.pop(request.id, None):
+                self.llm.abort(request.id)
+                self.metrics.end(answer, "abort", answered=False)
         self.metrics.update()
 
-    def _hear(self, piece: Piece) -> None:
-        self.metrics.hear(piece)
-        self._events.append((piece.request_id, piece))
+    def _hear(self, piece: Piece, pieces: bool) -> None:
+        self.metrics.hear(piece, *self._answers.get(piece.request_id, (None, 0)))
+        if pieces:
+            self._events.append((piece.request_id, piece))
+
+    def _go_on(self) -> None:
+        """Compute a step, and another one after the jobs that have come meanwhile."""
+        self._step_began = perf_counter()
+        try:
+            self._step()
+        except Exception as error:  # not of the LLM, but of the server
+            logger.exception("no further step is possible")
+            self._lose(error)
+            return
+        self._step_began = None
+        self._steps = self.llm.has_unfinished
+        if self._steps:
+            self._jobs.submit(self._go_on)
 
     def _step(self) -> None:
+        """Compute a step, and tell the event loop of it."""
         try:
             self._events += ((output.request_id, output) for output in self.llm.step())
         except Exception as error:
-            if not isinstance(error, GroupLost):
+            if isinstance(error, GroupLost):
+                self._lose(error)
+            else:
                 logger.exception("a step failed, and with it the requests that ran in it")
-            elif not self.lost:
-                logger.error("the server ends: %s", error)
-                self.lost = True
-                self.when_lost()
             # if the step failed before it had any request, fail the oldest waiting one, or this would go on for ever
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
             for request_id in self.llm.failed_ids or waiting:
                 self.llm.abort(request_id)
-                self._events.append((request_id, StepFailed(f"{type(error).__name__}: {error}")))
+                self._events.append((request_id, Failure(f"{type(error).__name__}: {error}", status=500)))
         events, self._events = self._events, []
-        # without requests that ended in a failing step and were dropped before the next step reported them
+        # nobody waits for a request that ended in a failing step and was dropped before the next step told of it
         heard = [(*self._answers[request_id], event) for request_id, event in events if request_id in self._answers]
         for request_id, event in events:
-            if not isinstance(event, Piece):
-                self._answers.pop(request_id, None)
+            if not isinstance(event, Piece) and (found := self._answers.pop(request_id, None)):
                 answered = isinstance(event, Output)
-                self.metrics.end(request_id, event.finish_reason if answered else "error", answered=answered)
+                self.metrics.end(found[0], event.finish_reason if answered else "error", answered=answered)
         self.metrics.update()
         self._loop.call_soon_threadsafe(_deliver, heard)
 
-
-def _do(future: Future, work: Callable[[], object]) -> None:
-    """Run a job, unless its caller has cancelled it."""
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+    def _lose(self, error: Exception) -> None:
+        """End the server, once."""
+        if not self.lost:
+            logger.error("the server ends: %s", error)
+            self.lost = True
+            self.when_lost()
 
 
-def _deliver(events: list[tuple[Answer, int, Piece | Output | StepFailed]]) -> None:
-    for answer, index, event in events:
+def _deliver(heard: list[tuple[Answer, int, Piece | Output | Failure]]) -> None:
+    for answer, index, event in heard:
         answer.events.put_nowait((index, event))

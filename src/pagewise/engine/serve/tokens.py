@@ -1,11 +1,12 @@
 """From texts to tokens and back, as the server needs them: within bounds, and token by token (lesson 9)."""
 
-from math import ceil
+from math import ceil, isnan
 from threading import Event
 from typing import Any, NamedTuple
 
 from pagewise.engine import LLM
-from pagewise.engine.serve.errors import Refused
+from pagewise.engine.request import NOT_FINITE
+from pagewise.engine.serve.errors import Failure
 from pagewise.models.vocabulary import Vocabulary
 
 TOO_LONG = "context_length_exceeded"
@@ -17,7 +18,7 @@ class Token(NamedTuple):
 
     text: str  # of half a character: its bytes, as in "\\xe2\\x88"
     utf8: bytes | None  # None: unknown
-    logprob: float
+    logprob: float | None  # None: of the first token of a prompt
 
 
 class Tokens:
@@ -39,33 +40,33 @@ class Tokens:
             least = len(self.tokenizer.encode(text[:piece], **options)) - 4 * longest  # the cut makes at most so many
             piece *= 2
         if left.is_set():
-            raise Refused("the client has left", field)
+            raise Failure("the client has left", field)
         if least > self.context:
             raise self.too_long(f"more than {self.context}", field)
         return self.tokenizer.encode(text, **options)
 
-    def too_long(self, prompt: int | str, field: str, max_tokens: int | None = None) -> Refused:
+    def too_long(self, prompt: int | str, field: str, max_tokens: int | None = None) -> Failure:
         """Return the refusal of a prompt of so many tokens.
 
         litellm looks for its first words, and LangChain for the code, which openai-python leaves out of its exception.
         """
         said = f"your {field} resulted in {prompt} tokens"
-        if max_tokens is not None:
-            parts = f"{prompt} in the {field}, {max_tokens} in the completion"
-            said = f"you requested {prompt + max_tokens} tokens ({parts})"
+        said += "" if max_tokens is None else f", and you requested {max_tokens} in the completion"
         context = f"This model's maximum context length is {self.context} tokens. However, {said}"
-        return Refused(f"{context}. Please reduce the length of the {field}. ({TOO_LONG})", field, code=TOO_LONG)
+        return Failure(f"{context}. Please reduce the length of the {field}. ({TOO_LONG})", field, code=TOO_LONG)
 
-    def steps(self, logprobs: list[dict[int, float]] | None, most: int | None) -> list[list[Token]] | None:
+    def steps(self, logprobs: list[dict[int, float | None]] | None, most: int | None) -> list[list[Token]] | None:
         """Return the tokens of each step: the chosen one, and then at most `most` likeliest ones in falling order."""
         if logprobs is None:
             return None
         steps = [[self.token(token, log_p) for token, log_p in step.items()] for step in logprobs]
-        return [[step[0], *sorted(step, key=lambda token: -token.logprob)[:most]] for step in steps]
+        return [[step[0], *sorted(step, key=lambda token: -(token.logprob or 0.0))[:most]] for step in steps]
 
-    def token(self, token: int, logprob: float) -> Token:
+    def token(self, token: int, logprob: float | None) -> Token:
         """Return a token with its text and bytes."""
-        logprob = max(logprob, LEAST_LOGPROB)
+        if logprob is not None and isnan(logprob):  # which JSON does not have either
+            raise Failure(NOT_FINITE, status=500)
+        logprob = None if logprob is None else max(logprob, LEAST_LOGPROB)
         utf8 = self.vocabulary.utf8(token)
         if utf8 is None:
             return Token(self.tokenizer.decode([token]), None, logprob)

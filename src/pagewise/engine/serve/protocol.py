@@ -1,0 +1,86 @@
+"""HTTP for clients that send slowly, or that close the half of a connection on which they send (lesson 9).
+
+uvicorn gives a request as much time as it takes to arrive. It takes the end of what a client sends for the end of the
+client, but the client may still read: it has closed one half of the connection (`shutdown` of a socket). A client that
+has gone looks the same, until the server sends something: then the client's system resets the connection. Therefore a
+server that waits for an answer sends "100 Continue", which clients skip, once a second. In a stream it sends comments.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pagewise.engine.serve.errors import Failure
+
+STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EVERY = 1.0  # seconds
+
+
+class Protocol(H11Protocol):
+    """A connection. A request that does not arrive within `seconds` gets the status 408, and the connection ends."""
+
+    def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.seconds = seconds
+        self.too_late: asyncio.TimerHandle | None = None  # while a request arrives
+        self.half_closed = False
+
+    @property
+    def arrives(self) -> bool:
+        """Whether the beginning of a request is here, and the rest is not."""
+        state = self.conn.their_state
+        return state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self.too_late = self.loop.call_later(self.seconds, self.end)
+
+    def data_received(self, data: bytes) -> None:
+        """Take a part of a request, and note whether more of it must come."""
+        super().data_received(data)
+        if self.arrives and self.too_late is None:
+            self.too_late = self.loop.call_later(self.seconds, self.end)
+        elif self.too_late is not None and not self.arrives:
+            self.too_late.cancel()
+            self.too_late = None
+
+    def end(self) -> None:
+        """End the connection of a request that has not arrived in time, or of a client that sends nothing."""
+        if self.arrives and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = Failure(f"the request did not arrive within {self.seconds:g} seconds", status=408)
+            content = json.dumps(error.body).encode()
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+            for part in (
+                h11.Response(status_code=error.status, headers=[*headers.items()], reason="Request Timeout"),
+                h11.Data(data=content),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(part))
+        self.transport.close()
+
+    def eof_received(self) -> bool:
+        """Return whether the connection stays open: whether a request has arrived that is not answered yet."""
+        cycle = self.cycle
+        waits = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        self.half_closed = waits and cycle.scope["http_version"] == "1.1"  # older clients know no interim answers
+        if self.half_closed:
+            cycle.scope["half_closed"] = True
+            self.probe()
+        return self.half_closed
+
+    def probe(self) -> None:
+        """Send an interim answer if the answer has not begun. If the client has gone, the second one ends the wait."""
+        if not self.transport.is_closing():
+            if not self.cycle.response_started:
+                self.transport.write(STILL_THERE)
+            self.loop.call_later(EVERY, self.probe)
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request that has arrived. A client that sends no more gets no more."""
+        super().on_response_complete()
+        if self.half_closed and self.cycle.response_complete:
+            self.transport.close()
