@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from pagewise.distributed import all_to_all_attention, count_bytes, decode_attention, ring_attention
+from pagewise.distributed import all_to_all_attention, count_bytes, decode_attention, ring, ring_attention
 from pagewise.distributed.counted import Sizes
 
 
@@ -47,6 +47,8 @@ def owned(length, count, rank, order):
     if order == "zigzag":
         parts = torch.arange(length).tensor_split(2 * count)
         return torch.cat((parts[rank], parts[-1 - rank]))
+    if order == "striped":
+        return torch.arange(length)[rank::count]
     return torch.arange(length).tensor_split(count)[rank]
 
 
@@ -128,29 +130,17 @@ def sent_in_decode(case):
 @contextlib.contextmanager
 def late_transfers():
     """Inside, a transfer starts only when the caller waits for it. A tensor that is read before holds NaN."""
-    start = dist.batch_isend_irecv
+    start = ring.send_to_next
 
-    class Late:
-        def __init__(self, transfers):
-            self.transfers, self.works = transfers, None
+    def later(outgoing, incoming, group, name):
+        incoming.fill_(torch.nan)
+        return lambda: start(outgoing, incoming, group, name)()
 
-        def wait(self):
-            if self.works is None:
-                self.works = start(self.transfers)
-            for work in self.works:
-                work.wait()
-
-    def later(transfers):
-        for transfer in transfers:
-            if transfer.op is dist.irecv:
-                transfer.tensor.fill_(torch.nan)
-        return [Late(transfers)]
-
-    dist.batch_isend_irecv = later
+    ring.send_to_next = later
     try:
         yield
     finally:
-        dist.batch_isend_irecv = start
+        ring.send_to_next = start
 
 
 def run_late(cases):
@@ -173,9 +163,7 @@ def refusal(call):
 
 def events_of(case):
     """Attention of a case: the starts of its transfers, the pairs of query and key of each block, and the waits."""
-    from pagewise.distributed import ring
-
-    events, send, attend = [], ring.send_to_next, ring.flash_attention
+    events, send, attend = [], ring.send_to_next, ring.attend_to_block
 
     def noted_send(outgoing, incoming, group, name):
         events.append("start")
@@ -187,7 +175,7 @@ def events_of(case):
         events.append(int(torch.ones(T, S).tril(S - T).sum()) if options["causal"] else T * S)
         return attend(q, k, v, **options)
 
-    ring.send_to_next, ring.flash_attention = noted_send, noted_attend
+    ring.send_to_next, ring.attend_to_block = noted_send, noted_attend
     try:
         rank, count = dist.get_rank(), dist.get_world_size()
         (q, k, v, _), _ = case.inputs()
@@ -195,7 +183,7 @@ def events_of(case):
         shares = q[:, :, of_queries], k[:, :, of_keys], v[:, :, of_keys]
         ring_attention(*shares, group=None, causal=case.causal, order=case.order)
     finally:
-        ring.send_to_next, ring.flash_attention = send, attend
+        ring.send_to_next, ring.attend_to_block = send, attend
     return events
 
 

@@ -19,7 +19,7 @@ def tokens_of(llm, prompts, sampling):
 
 
 def serve(jobs, prompts, sampling):
-    """Serve one engine after the other in a group of two processes. `jobs`: (model, options) of each engine.
+    """Serve one engine after the other in a group of processes. `jobs`: (model, options) of each engine.
 
     Returns what this process has of each engine: tokens, counts, and the bytes of its weights and cache.
     """
@@ -28,7 +28,7 @@ def serve(jobs, prompts, sampling):
     follower.make_runner = lambda *args: runners.append(make_runner(*args)) or runners[-1]
     for model, options in jobs:
         try:
-            with LLM(model, tensor_parallel=2, **options) as llm:
+            with LLM(model, **options) as llm:
                 outputs = llm.generate(prompts, sampling)
                 results.append(
                     {

@@ -1,5 +1,6 @@
 """Ring attention, all-to-all attention and decode over 1 to 4 processes: exact, and without a process that waits."""
 
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -40,6 +41,7 @@ from pagewise.distributed.counted import (
 )
 from pagewise.flash_attention import flash_attention
 from pagewise.naive_attention import attention
+from pagewise.tools.work import count_work
 
 COUNTS = [1, 2, 3, 4]
 
@@ -101,7 +103,7 @@ def test_ring_attention_and_its_gradients_match_attention(count, pools):
         Case(T, S, causal=causal, order=order)
         for T, S in LENGTHS
         for causal in (False, True)
-        for order in ("zigzag", "contiguous")
+        for order in ("zigzag", "contiguous", "striped")
     ]
     cases += [Case(9, 9, H, Hkv, True, scale=-0.3) for H, Hkv in ((1, 1), (8, 1), (3, 3))]
     cases += [Case(300, 300, causal=True, B=1)]  # several tiles of flash_attention
@@ -163,6 +165,17 @@ def test_decode_over_all_keys_matches_attention_with_the_same_bits_everywhere(co
             else:
                 assert_as_accurate_as_naive(out[b, None], exact, naive)
                 torch.testing.assert_close(lse[b, None].double(), exact_lse, rtol=1e-5, atol=0)
+
+
+def test_the_default_scale_may_be_written_out_in_a_process(pools):
+    def either(function):
+        q = torch.arange(2 * 3 * 4.0).view(1, 2, 3, 4)
+        return function(q, q, q, group=None, scale=None if dist.get_rank() else 4**-0.5)
+
+    for function in (ring_attention, decode_attention):
+        first, second = pools[2].run(either, function)
+        assert first.isfinite().all()
+        assert second.isfinite().all()
 
 
 def test_keys_in_pages_are_merged_too(pools):
@@ -321,10 +334,11 @@ OTHER_HEADS = {name: zeros(1, 4, 3, 8) for name in "qkv"}
 WIDE = {name: zeros(1, 2, 3, 8, dtype=torch.float64) for name in "qkv"}
 GRADIENT = {"q": zeros(1, 2, 3, 8, requires_grad=True)}
 LONG_Q, LONG_KEYS = {"q": zeros(1, 2, 5, 8)}, {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}
+ONE_HEAD = {name: zeros(1, 1, 3, 8) for name in "kv"}
 TOO_MANY = {"seq_lens": torch.tensor([4], dtype=torch.int32)}
 SHARES = 'the shares that shard_sequence(..., order="zigzag")'
 REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of process 1
-    (ring_attention, {"order": "zag"}, 'order must be "zigzag" or "contiguous", got \'zag\'', None),
+    (ring_attention, {"order": "zag"}, 'order must be "zigzag", "contiguous" or "striped", got \'zag\'', None),
     (ring_attention, {"k": zeros(1, 2, 3, 9)}, "k must be", None),
     (ring_attention, {"of_one": {"k": None}}, "process 1 refuses its arguments: k must be a torch.Tensor", "k must be"),
     (ring_attention, {"of_one": OTHER_HEADS}, "H must be the same in every process, got 2, 4 in the order", None),
@@ -335,11 +349,17 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
     (ring_attention, {"of_one": GRADIENT}, "the need for a gradient must be the same in every process", None),
     (ring_attention, {"of_one": LONG_Q}, f"q must hold {SHARES} gives: [4, 4] tokens of 8, got [3, 5]", None),
     (ring_attention, {"of_one": LONG_KEYS}, f"k and v must hold {SHARES} gives: [4, 4] tokens", None),
-    (ring_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
-    (all_to_all_attention, {"window": 3}, "unexpected keyword argument 'window'", None),
+    (ring_attention, {"window": 3}, "ring_attention has no window: leave it out, or use all_to_all_attention", None),
+    (ring_attention, {"alibi_slopes": zeros(2)}, "ring_attention has no alibi_slopes: leave it out, or use all_", None),
+    (ring_attention, {"check": 1}, "check must be True or False, got int", None),
+    (ring_attention, {"of_one": {"softcap": 1.0}}, "softcap must be the same in every process, got 0.0, 1.0", None),
+    (all_to_all_attention, {"window": 3}, "window = 3 needs causal=True", None),
+    (all_to_all_attention, {"of_one": {"alibi_slopes": zeros(2)}}, "alibi_slopes must be the same in every", None),
     (all_to_all_attention, {"k": zeros(1, 1, 3, 8), "v": zeros(1, 1, 3, 8)}, "use ring_attention", None),
     (all_to_all_attention, {"of_one": {"causal": 1}}, "process 1 refuses its arguments: causal", "causal must be True"),
     (all_to_all_attention, {"of_one": {"q": zeros(1, 2, 9, 8)}}, "[6, 6] tokens of 12, got [3, 9]", None),
+    (decode_attention, {"window": 3}, "decode_attention has no window: leave it out, or use all_to_all", None),
+    (decode_attention, {"of_one": ONE_HEAD}, "Hkv must be the same in every process, got 2, 1", None),
     (decode_attention, GRADIENT, "decode has no gradient", None),
     (decode_attention, {"of_one": {"q": zeros(1, 2, 1, 8)}}, "the shape of q must be the same in every process", None),
     (decode_attention, {"of_one": TOO_MANY}, "process 1 refuses its arguments: seq_lens must be", "seq_lens must"),
@@ -360,6 +380,151 @@ def test_arguments_that_do_not_fit_are_refused_in_every_process_and_no_process_w
         assert issubclass(error_of_one, ValueError | TypeError), (function, wrong)
         assert of_zero in message
         assert (of_one or of_zero) in message_of_one
+
+
+FUNCTIONS = [ring_attention, all_to_all_attention, decode_attention, merge_over_processes, unshard_sequence]
+
+
+def test_two_processes_that_call_different_functions_hear_of_both(pools):
+    def call_either(first, second, rank):
+        function = (first, second)[rank]
+        if function is unshard_sequence:
+            unshard_sequence(torch.zeros(1, 2, 3, 8), None, dim=2)
+        else:
+            call_of(function, rank)
+
+    def refusals():
+        pairs = [(a, b) for a in FUNCTIONS for b in FUNCTIONS if a is not b]
+        return [(a.__name__, b.__name__, *refusal(partial(call_either, a, b))) for a, b in pairs]
+
+    for found in pools[2].run(refusals):
+        for first, second, error, message in found:
+            assert error is ValueError
+            assert (
+                message
+                == f"function must be the same in every process, got {first}, {second} in the order of the ranks"
+            )
+
+
+def test_a_process_that_calls_nothing_is_named_after_the_time_limit_of_the_group(pools):
+    """In the forward, and in the backward of a loss that does not use the share of process 2."""
+
+    def forward(group):
+        if dist.get_rank() != 2:
+            ring_attention(*torch.zeros(3, 1, 1, 2, 8), group=group)
+
+    def backward(function, group):
+        q = torch.zeros(1, 3, 2, 8, requires_grad=True)
+        out = function(q, q, q, group=group)
+        if dist.get_rank() != 2:
+            out.sum().backward()
+
+    def told(call):
+        try:
+            call(dist.new_group(timeout=timedelta(seconds=1)))
+        except RuntimeError as error:
+            return str(error)
+
+    names = {"ring_attention": forward}
+    names |= {f"the backward of {f.__name__}": partial(backward, f) for f in (ring_attention, all_to_all_attention)}
+    for name, call in names.items():
+        *found, silent = pools[3].run(told, call)
+        said = f"{name}: process 2 has ended, or did not call it within the time limit of the group"
+        assert found == [said, said]
+        assert silent is None
+
+
+def test_torch_compile_leaves_these_functions_out_of_its_graphs(pools):
+    case = Case(9, 9, 3, 3, causal=True, dtype=torch.float32)
+
+    def compiled(function):
+        q, k, v = (x[:, :, owned(9, 3, dist.get_rank(), "contiguous")] for x in case.inputs()[0][:3])
+        how = {"order": "contiguous"} if function is ring_attention else {}
+
+        def call(q, k, v):
+            out = function(2 * q, k, v, group=None, causal=True, **how)
+            return unshard_sequence(out, None, dim=2, order="contiguous") + 1
+
+        return torch.compile(call, backend="eager")(q, k, v), call(q, k, v)
+
+    for function in (ring_attention, all_to_all_attention):
+        for found, right in pools[3].run(compiled, function):
+            assert found.equal(right)
+
+
+def test_unchecked_decode_is_one_graph(pools):
+    def both_ways():
+        q, k = torch.arange(2 * 3 * 8.0).view(1, 2, 3, 8).sin(), torch.arange(2 * 5 * 8.0).view(1, 2, 5, 8).cos()
+
+        def call(q, k):
+            return decode_attention(q + 1, k, k, group=None, check=False) * 2
+
+        return torch.compile(call, backend="eager", fullgraph=True)(q, k), call(q, k)
+
+    for found, right in pools[2].run(both_ways):
+        torch.testing.assert_close(found, right)
+
+
+def test_transforms_without_numbers_are_refused_in_words(pools):
+    def refusals():
+        q = torch.ones(1, 1, 2, 4)
+        calls = [
+            lambda rank: torch.func.grad(lambda q: ring_attention(q, q, q, group=None).sum())(q),
+            lambda rank: torch.func.jvp(lambda q: ring_attention(q, q, q, group=None), (q,), (q,)),
+            lambda rank: torch.func.vmap(lambda q: ring_attention(q, q, q, group=None))(q[None]),
+        ]
+        return [refusal(call) for call in calls]
+
+    (found,) = pools[1].run(refusals)
+    assert [error for error, _ in found] == [ValueError] * 3
+    assert all("attention over processes" in message for _, message in found)
+
+
+@pytest.mark.parametrize("function", [ring_attention, all_to_all_attention], ids=lambda function: function.__name__)
+def test_options_of_scores_are_those_of_the_whole_sequence(function, pools):
+    (q, k, v, _), _ = Case(13, 13, 6, 3).inputs()
+    options = {"softcap": 1.5}
+    if function is all_to_all_attention:
+        options |= {"window": 4, "alibi_slopes": torch.arange(6.0) / 5}
+
+    def run():
+        order = "contiguous"
+        shares = (shard_sequence(x, None, dim=2, order=order) for x in (q, k, v))
+        how = {"order": order} if function is ring_attention else {}
+        return unshard_sequence(function(*shares, group=None, causal=True, **how, **options), None, dim=2, order=order)
+
+    for out in pools[3].run(run):
+        torch.testing.assert_close(out, attention(q, k, v, causal=True, **options), rtol=1e-11, atol=1e-12)
+
+
+def test_unchecked_calls_exchange_nothing_and_take_equal_shares(pools):
+    case = Case(12, 12, 3, 3, causal=True)
+
+    def unchecked():
+        q, k, v = (x[:, :, owned(12, 3, dist.get_rank(), "zigzag")].requires_grad_() for x in case.inputs()[0][:3])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "all_gather_object", None)
+            out = ring_attention(q, k, v, group=None, causal=True, check=False)
+            return (*torch.autograd.grad(out.sum(), (q, k, v)), out.detach())
+
+    def checked():
+        q, k, v = (x[:, :, owned(12, 3, dist.get_rank(), "zigzag")].requires_grad_() for x in case.inputs()[0][:3])
+        out = ring_attention(q, k, v, group=None, causal=True)
+        return (*torch.autograd.grad(out.sum(), (q, k, v)), out.detach())
+
+    torch.testing.assert_close(pools[3].run(unchecked), pools[3].run(checked), rtol=0, atol=0)
+
+
+def test_a_process_holds_two_shares_of_keys_besides_its_own(pools):
+    """And q, out and what one block needs: peak memory does not depend on the number of processes."""
+
+    def peak(share):
+        q, k, v = torch.randn(3, 1, 4, share, 32)
+        return count_work(lambda: ring_attention(q, k, v, group=None)).peak_bytes / k.nbytes
+
+    of_two, of_four = (max(pools[count].run(peak, 256)) for count in (2, 4))
+    assert of_four == of_two
+    assert of_four < 7.5  # two pairs of k and v; out, out of the block, and their product; lse
 
 
 def test_a_second_derivative_is_refused(pools):

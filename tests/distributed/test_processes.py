@@ -59,6 +59,18 @@ def test_a_task_that_cannot_travel_changes_nothing(two):
     assert two.run(os.getpid) == before
 
 
+def test_a_function_that_ends_its_script_has_no_result(two):
+    def leaves():
+        if dist.get_rank() == 1:
+            print("done")
+            sys.exit()
+        return "a result"
+
+    assert two.run(leaves) == ["a result", None]
+    with pytest.raises(RuntimeError, match="process 1 of 2 raised SystemExit: 3"):
+        two.run(lambda: sys.exit(3) if dist.get_rank() else None)
+
+
 def raises():
     if dist.get_rank() == 1:
         raise KeyError("the name of a weight")

@@ -10,7 +10,7 @@ from distributed_cases import owned, refusal
 from pagewise.distributed import Processes, pieces, shard_sequence, unshard_sequence
 from pagewise.distributed.sequence import share_lengths
 
-ORDERS = ["zigzag", "contiguous"]
+ORDERS = ["zigzag", "contiguous", "striped"]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_every_token_has_one_owner_and_lengths_differ_by_little(order):
                 assert of_rank == owned(length, count, rank, order).tolist()
             lengths = share_lengths(length, count, order)
             assert lengths == list(map(len, of_each))
-            assert max(lengths) - min(lengths) <= (1 if order == "contiguous" else 2)
+            assert max(lengths) - min(lengths) <= (2 if order == "zigzag" else 1)
 
 
 def test_zigzag_takes_one_piece_from_each_end():
@@ -43,7 +43,13 @@ def test_gathering_undoes_sharing_in_any_dimension_and_dtype(three):
     def there_and_back():
         for order in ORDERS:
             for length in (0, 1, 5, 12, 13):
-                for dim, dtype in ((0, torch.int64), (1, torch.bfloat16), (-1, torch.float64), (2, torch.bool)):
+                for dim, dtype in (
+                    (0, torch.int64),
+                    (1, torch.bfloat16),
+                    (-1, torch.float64),
+                    (2, torch.bool),
+                    (0, torch.int16),
+                ):
                     shape = [2, 3, 4]
                     shape[dim] = length
                     x = torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
@@ -73,6 +79,32 @@ def test_the_gradient_of_a_share_is_that_of_the_losses_of_all_processes(order, t
         assert of_whole.sum() == of_share.sum()  # the other tokens have no gradient here
 
 
+def test_float8_shares_can_be_gathered(three):
+    def there_and_back():
+        x = torch.arange(7.0).to(torch.float8_e4m3fn)
+        return unshard_sequence(x[owned(7, 3, dist.get_rank(), "zigzag")], None, dim=0).float()
+
+    assert all(out.equal(torch.arange(7.0)) for out in three.run(there_and_back))
+
+
+def test_a_penalty_on_a_gradient_has_the_gradient_of_one_process(three):
+    """Σ of the losses of all processes: each adds the squared gradient of its own share."""
+    weights = torch.arange(7.0, dtype=torch.float64)
+
+    def second():
+        share = shard_sequence(torch.arange(7.0, dtype=torch.float64), None, dim=0).requires_grad_()
+        loss = (weights * unshard_sequence(share, None, dim=0) ** 3).sum()
+        (gradient,) = torch.autograd.grad(loss, share, create_graph=True)
+        (gradient**2).sum().backward()
+        return unshard_sequence(share.grad, None, dim=0)
+
+    x = torch.arange(7.0, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(3 * (weights * x**3).sum(), x, create_graph=True)  # three equal losses
+    (gradient**2).sum().backward()
+    for found in three.run(second):
+        torch.testing.assert_close(found, x.grad)
+
+
 def test_wrong_arguments_are_refused_in_every_process(three):
     x = torch.zeros(2, 6)
 
@@ -87,7 +119,11 @@ def test_wrong_arguments_are_refused_in_every_process(three):
         (lambda rank: (x, {"dim": 2}), "dim must be from -2 to 1 for share of shape [2, 6], got 2", None),
         (lambda rank: (x, {"dim": 1.0}), "dim must be an int, got float", None),
         (lambda rank: ([1], {"dim": 0}), "share must be a torch.Tensor, got list", None),
-        (lambda rank: (x, {"dim": 1, "order": "random"}), 'order must be "zigzag" or "contiguous", got', None),
+        (
+            lambda rank: (x, {"dim": 1, "order": "random"}),
+            'order must be "zigzag", "contiguous" or "striped", got',
+            None,
+        ),
         (lambda rank: (x[:, rank:], {"dim": 1}), "gives: [5, 5, 5] tokens of 15, got [6, 5, 4]", None),
         (lambda rank: (x[: 2 - rank % 2], {"dim": 1}), "the other dimensions of share must be the same", None),
         (lambda rank: (x.to([x, x.double()][rank % 2].dtype), {"dim": 1}), "the dtype of share must be the same", None),
@@ -104,7 +140,7 @@ def test_pieces_refuses_wrong_numbers(shapes_unchecked):
         ((6, 2, 2, "zigzag"), "rank must be below count = 2, got 2"),
         ((-1, 2, 0, "zigzag"), "length must be at least 0, got -1"),
         ((6, 0, 0, "zigzag"), "count must be at least 1, got 0"),
-        ((6, 2, 0, "ring"), 'order must be "zigzag" or "contiguous"'),
+        ((6, 2, 0, "ring"), 'order must be "zigzag", "contiguous" or "striped"'),
     ]:
         with pytest.raises(ValueError, match=message):
             pieces(*arguments)

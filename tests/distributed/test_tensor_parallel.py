@@ -2,14 +2,18 @@
 
 import datetime
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+from checkpoints import save_random
+from safetensors import safe_open
 from torch import nn
 
 from pagewise.distributed import count_bytes, tensor_parallel
-from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig
+from pagewise.distributed.tensor_parallel import split
+from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig, load, load_model
 from pagewise.naive_attention import attention as naive_attention
 
 HEADS = {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 8}
@@ -99,7 +103,82 @@ def test_a_layer_sends_its_tokens_twice(tmp_path):
     whole = random_model("llama")
     with count_bytes() as sent:  # of both threads
         in_threads(3, tmp_path, lambda group: logits(tensor_parallel(whole, group)))
-    assert [one.bytes for one in sent] == [2 * 2 * (7 * 40 * 8) // 3] * (3 * 2 * 2)
+    assert [one.bytes for one in sent if one.name == "all-reduce"] == [2 * 2 * (7 * 40 * 8) // 3] * (3 * 2 * 2)
+
+
+@pytest.mark.parametrize(("kv_heads", "count"), [(1, 2), (2, 4), (3, 6)])
+def test_where_processes_outnumber_kv_heads_several_have_a_copy_of_the_same(kv_heads, count, tmp_path):
+    whole = Llama(LlamaConfig(**LLAMA | {"num_key_value_heads": kv_heads}, qkv_bias=True)).double()
+    shares = in_threads(count, tmp_path, lambda group: tensor_parallel(whole, group))
+    keys = whole.model["layers"][0].self_attn.k_proj.weight.chunk(kv_heads)
+    for rank, share in enumerate(shares):
+        assert share.num_kv_heads == 1
+        assert share.model["layers"][0].self_attn.k_proj.weight.equal(keys[rank * kv_heads // count])
+    (tmp_path / f"store of {count}").unlink()
+    for one in in_threads(count, tmp_path, lambda group: logits(tensor_parallel(whole, group))):
+        torch.testing.assert_close(one, logits(whole), rtol=0, atol=1e-10 * float(logits(whole).abs().max()))
+
+
+def test_other_weights_in_a_process_are_refused_in_every_process(tmp_path):
+    def refusal(group):
+        model = random_model("llama")
+        if group.rank() == 1:
+            model.model["embed_tokens"].weight.data[3, 4] += 1e-9
+        with pytest.raises(ValueError, match="the model of process 1 has other weights than that of process 0: load"):
+            tensor_parallel(model, group)
+
+    in_threads(3, tmp_path, refusal)
+
+
+class Group(NamedTuple):
+    """What `split` asks a group."""
+
+    number: int
+    count: int
+
+    def rank(self):
+        return self.number
+
+    def size(self):
+        return self.count
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen2"])
+def test_a_process_reads_only_its_own_slices_of_a_checkpoint(architecture, tmp_path, monkeypatch):
+    save_random(architecture, tmp_path)
+    whole, _ = load_model(tmp_path)
+    numbers = []
+
+    def recorded(path, **options):
+        file = safe_open(path, **options)
+
+        class File:
+            keys = staticmethod(file.keys)
+
+            def get_tensor(self, name):
+                numbers.append(file.get_tensor(name).numel())
+                return file.get_tensor(name)
+
+            def get_slice(self, name):
+                class Slice:
+                    def __getitem__(self, at):
+                        numbers.append(file.get_slice(name)[at].numel())
+                        return file.get_slice(name)[at]
+
+                return Slice()
+
+        return File()
+
+    monkeypatch.setattr(load, "safe_open", recorded)
+    for rank in range(2):
+        numbers.clear()
+        share, _ = load_model(tmp_path, split=lambda model, rank=rank: split(model, Group(rank, 2)))
+        right, cuts = split(whole, Group(rank, 2))
+        assert len(cuts) >= 8
+        for name, weight in right.state_dict().items():
+            assert share.state_dict()[name].equal(weight), name
+            assert share.state_dict()[name].stride() == weight.stride(), name
+        assert sum(numbers) == sum(weight.numel() for weight in share.state_dict().values())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +187,11 @@ def test_a_layer_sends_its_tokens_twice(tmp_path):
         (MODELS["llama"], 4, "tensor_parallel = 4 must divide num_key_value_heads = 6: give 1 or 2 or 3"),
         (MODELS["gpt2"], 5, "tensor_parallel = 5 must divide num_attention_heads = 6: give 1 or 2 or 3"),
         (lambda: GPT2(GPT2Config(50, 48, 2, 6, 35, 64)), 2, "must divide intermediate_size = 35: give 1"),
-        (lambda: Llama(LlamaConfig(**LLAMA | {"num_key_value_heads": 1})), 2, "num_key_value_heads = 1: give 1"),
+        (
+            lambda: Llama(LlamaConfig(**LLAMA | {"num_key_value_heads": 4})),
+            6,
+            "num_key_value_heads = 4: give 1 or 2 or 4",
+        ),
         (lambda: nn.Linear(2, 2), 2, "tensor_parallel = 2 takes a Llama or a GPT2, got Linear"),
     ],
 )

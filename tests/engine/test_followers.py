@@ -13,20 +13,19 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
 from eventually import has_ended, soon
 
 from pagewise.distributed import Processes
-from pagewise.engine import LLM, SamplingParams, follower, leader
+from pagewise.engine import LLM, SamplingParams, config, follower, leader
 from pagewise.engine.__main__ import main
 from pagewise.engine.command_line import add_engine_options
-from pagewise.engine.config import EngineConfig
 from pagewise.engine.leader import GroupLost
 from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
@@ -71,21 +70,54 @@ def folders(tmp_path_factory):
     return found
 
 
+WAYS = {  # blocks of two processes have 4 tokens, as those of one process
+    "tensor_parallel": {"tensor_parallel": 2},
+    "context_parallel": {"context_parallel": 2, "block_size": 2},
+}
+
+
 @pytest.fixture(scope="module")
 def both(two, folders):
-    """Return what each of two processes has of each architecture."""
-    jobs = [(folder, CRAMPED) for folder in folders.values()]
-    return dict(zip(folders, zip(*two.run(serve, jobs, PROMPTS, SAMPLING), strict=True), strict=True))
+    """Return what each of two processes has of each architecture, by the kind of parallelism."""
+    keys = [(name, way) for name in folders for way in WAYS]
+    jobs = [(folders[name], CRAMPED | WAYS[way]) for name, way in keys]
+    return dict(zip(keys, zip(*two.run(serve, jobs, PROMPTS, SAMPLING), strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def right(folders):
+    """The tokens of one process, for each architecture."""
+    return {name: tokens_of(LLM(folder, **CRAMPED), PROMPTS, SAMPLING) for name, folder in folders.items()}
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_two_processes_give_the_tokens_of_one(both, folders, architecture):
+def test_two_processes_give_the_tokens_of_one(both, right, architecture, way):
     """Greedy tokens, samples that share blocks, and beams: with chunked prompts, preemption and the prefix cache."""
-    first, _ = both[architecture]
-    assert first["tokens"] == tokens_of(LLM(folders[architecture], **CRAMPED), PROMPTS, SAMPLING)
+    first, _ = both[architecture, way]
+    assert first["tokens"] == right[architecture]
     assert first["cached"] >= 4
     assert first["preemptions"] > 0
+
+
+THREE = {"context_parallel": 3, "block_size": 2, "num_blocks": 16}
+FOUR = {"context_parallel": 2, "tensor_parallel": 2, "block_size": 2}
+MESHES = [  # with four processes, two have a copy of the same KV head of qwen2
+    (3, [("llama-3", THREE), ("gpt2", THREE)]),
+    (4, [("llama-3", FOUR), ("gpt2", FOUR), ("qwen2", {"tensor_parallel": 4})]),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "jobs"), MESHES, ids=["3", "4"])
+def test_larger_meshes_give_the_tokens_of_one_process_with_preemption_and_prefix_cache(count, jobs, folders, right):
+    with Processes(count) as processes:
+        first, *_ = processes.run(serve, [(folders[name], CRAMPED | how) for name, how in jobs], PROMPTS, SAMPLING)
+    for (name, how), found in zip(jobs, first, strict=True):
+        assert found["tokens"] == right[name], (name, how)
+        assert found["cached"] >= 4, (name, how)
+        assert found["preemptions"] > 0, (name, how)
 
 
 @pytest.mark.slow
@@ -95,9 +127,24 @@ def test_each_process_holds_its_share_of_weights_and_cache_and_no_more(both, fol
     weights = dict(whole.model.named_parameters())
     split = re.compile(r"([qkv]|gate|up)_proj|c_attn|c_fc|(o|down|c)_proj.weight")
     expected = sum(weight.nbytes // (2 if split.search(name) else 1) for name, weight in weights.items())
-    for process in both[architecture]:
+    for process in both[architecture, "tensor_parallel"]:
         assert 2 * process["cache"] == whole.memory.nbytes
         assert process["weights"] == expected
+    for process in both[architecture, "context_parallel"]:
+        assert 2 * process["cache"] == whole.memory.nbytes
+        assert process["weights"] == sum(weight.nbytes for weight in weights.values())
+
+
+def test_a_prompt_longer_than_the_memory_of_a_process_is_served(in_threads):
+    model, prompt = llama(), [1 + i % (VOCAB - 1) for i in range(60)]
+    options = {"num_blocks": 9, "block_size": 4, "max_num_batched_tokens": 16}
+    with pytest.raises(ValueError, match="and the memory has 9"):
+        LLM(model, **options).generate([prompt], SAMPLING[0])
+    with LLM(model, **options, context_parallel=3) as llm:
+        assert llm.memory.cache.num_blocks * llm.memory.cache.block_size == 36
+        assert tokens_of(llm, [prompt], SAMPLING[0]) == tokens_of(
+            LLM(model, **options | {"num_blocks": 27}), [prompt], SAMPLING[0]
+        )
 
 
 @pytest.mark.slow
@@ -108,8 +155,13 @@ def test_options_that_process_0_decides_alone_change_no_token(two, folders):
     prompts, options = [[1, 2, 1, 2, 1, 2], *PROMPTS], {"num_blocks": 64, "device": "cpu"}
     ways = [{"speculate": 3}, {"kv_cache_dtype": "float8_e4m3fn", "k_scale": 0.1}, {"dataflow": table}]
     greedy = SamplingParams(max_tokens=24, temperature=0)
-    first, _ = two.run(serve, [(folders["llama-3"], options | way) for way in ways], prompts, greedy)
-    for found, way in zip(first, ways, strict=True):
+    jobs = [
+        (folders["llama-3"], options | way | {kind: 2})
+        for kind in ("tensor_parallel", "context_parallel")
+        for way in ways
+    ]
+    first, _ = two.run(serve, jobs, prompts, greedy)
+    for found, way in zip(first, ways * 2, strict=True):
         assert found["tokens"] == tokens_of(LLM(model, **options | way | {"device": None}), prompts, greedy)
     assert first[0]["accepted"] > 0
     assert first[1]["cache"] * 4 == first[0]["cache"]
@@ -126,15 +178,18 @@ def in_threads(monkeypatch):
 
     class Follower:
         def __init__(self, command, **options):
-            fd, *arguments = ast.literal_eval(command[-1].partition("; started")[2])
-            running.append(threading.Thread(target=follower.started, args=(os.dup(fd), *arguments), daemon=True))
+            arguments = ast.literal_eval(command[-1].partition("; started")[2])
+            running.append(threading.Thread(target=follower.meet, args=arguments[:-1], daemon=True))
             running[-1].start()
+
+        def poll(self):
+            return None
+
+        def wait(self, timeout=None):
+            running[-1].join(timeout)
 
         def kill(self):
             pass
-
-        def wait(self, timeout=None):
-            return 0
 
     monkeypatch.setattr(subprocess, "Popen", Follower)
     yield running
@@ -182,11 +237,29 @@ def test_an_option_that_is_refused_after_the_start_ends_the_followers(error, in_
 
 
 def test_blocks_of_all_processes_together_take_a_quarter_of_a_cpus_memory(in_threads, monkeypatch):
-    """Blocks of half the size, but the free memory is that of two processes."""
+    """Blocks of half the size, but the free memory is that of two processes. The least number counts for all."""
     block = 2 * 2 * 16 * 6 * 8 * 4  # K and V · layers · tokens · KV heads · D · bytes of float32
-    monkeypatch.setattr("os.sysconf", {"SC_AVPHYS_PAGES": 4 * 5, "SC_PAGE_SIZE": block}.get)
-    with LLM(llama(), tensor_parallel=2) as llm:
-        assert llm.memory.manager.num_blocks == LLM(llama()).memory.manager.num_blocks == 5
+    main = threading.current_thread()
+    for free, expected in ((5, 5), (3, 3)):
+        monkeypatch.setattr(
+            "os.sysconf",
+            lambda name, free=free: (
+                block if name == "SC_PAGE_SIZE" else 4 * (5 if threading.current_thread() is main else free)
+            ),
+        )
+        with LLM(llama(), tensor_parallel=2) as llm:
+            assert llm.memory.manager.num_blocks == expected
+
+
+def test_a_process_that_belongs_to_a_group_of_one_can_start_followers(in_threads, tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        with LLM(llama(), **CRAMPED, tensor_parallel=2) as llm:
+            assert tokens_of(llm, PROMPTS[:1], SAMPLING[0]) == tokens_of(
+                LLM(llama(), **CRAMPED), PROMPTS[:1], SAMPLING[0]
+            )
+    finally:
+        dist.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -209,6 +282,15 @@ def test_the_commands_take_as_many_processes_as_torchrun_started(monkeypatch):
         assert parser.parse_args(["--tensor-parallel", "2"]).tensor_parallel == 2
 
 
+def test_after_the_first_engine_of_torchrun_there_is_no_second(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(follower, "_left", [os.getpid()])
+    with pytest.raises(RuntimeError, match="the other processes of torchrun have exited, because the first LLM was"):
+        LLM(llama(), num_blocks=8, tensor_parallel=2)
+
+
+@pytest.mark.slow
 def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
     monkeypatch.setattr(leader, "started", type("Missing", (), {"__module__": "no_such_module"}))
     with pytest.raises(GroupLost, match="process 1 of tensor_parallel = 2 ended with exit status 1: make a new LLM"):
@@ -218,17 +300,52 @@ def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr(subprocess, "Popen", None)
     with pytest.raises(ValueError, match='tensor_parallel = 2 needs as many GPUs, and there are 1: give device="cpu"'):
-        leader.Leader("folder", llama(), EngineConfig(tensor_parallel=2, device="cuda"))
+        leader.Leader(TINY, config.EngineConfig(tensor_parallel=2, device="cuda"))
 
 
-def test_the_process_that_ended_is_named_and_not_those_that_lost_their_connection_to_it():
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "dense"}, 'context_parallel = 2 needs attention="paged", got "dense"'),
+        ({"backend": "cuda"}, 'context_parallel needs backend="torch" or "triton", got "cuda"'),
+        ({"memory": print}, "context_parallel has a memory of its own: leave memory out"),
+        ({"tensor_parallel": 2, "device": "cuda:0"}, "with tensor_parallel = 2 · context_parallel = 2, got"),
+        ({"group_timeout": -1.0}, "group_timeout must be a finite number"),
+    ],
+)
+def test_options_that_context_parallelism_cannot_serve_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LLM(llama(), num_blocks=8, context_parallel=2, **options)
+
+
+CLOSED, SILENT = RuntimeError("gloo: Connection closed by peer"), RuntimeError("gloo: Timed out waiting 3000ms")
+
+
+@pytest.mark.parametrize(
+    ("reports", "codes", "error", "message"),
+    [  # what the processes said, the exit codes that are known here, and what process 0 met
+        ({1: ""}, {}, CLOSED, "process 2 of tensor_parallel = 3 ended"),
+        ({1: ""}, {}, SILENT, "process 2 of tensor_parallel = 3 gave no answer within 3 s"),
+        ({1: ""}, {1: 1, 2: -9}, CLOSED, "process 2 of tensor_parallel = 3 ended with SIGKILL"),
+        ({2: "ValueError: so", 1: ""}, {1: 1, 2: 1}, CLOSED, "process 2 of tensor_parallel = 3 raised ValueError: so"),
+        ({}, {}, ZeroDivisionError("no"), "process 0 of tensor_parallel = 3 raised ZeroDivisionError: no"),
+    ],
+    ids=["ended", "silent", "killed", "raised", "own"],
+)
+def test_the_process_that_failed_first_is_named_and_not_those_that_lost_their_connection_to_it(
+    reports, codes, error, message, monkeypatch
+):
+    monkeypatch.setattr(leader, "GRACE", 0.1)
     group = leader.Leader.__new__(leader.Leader)
-    group.count, group._processes, group._connections = 3, {}, {}
-    group._folder = tempfile.TemporaryDirectory()
-    error = group._given_up({1: "RuntimeError: Connection closed by peer", 2: ""}, RuntimeError("Read error"))
-    assert str(error) == "process 2 of tensor_parallel = 3 ended: make a new LLM"
+    group.what, group._limit, group._in_step = "tensor_parallel = 3", 3.0, True
+    ways = {"wait": lambda: None, "kill": lambda: None}
+    group._processes = {
+        rank: type("Process", (), {"poll": lambda code=code: code, **ways}) for rank, code in codes.items()
+    }
+    group._folder, group._is_launched = None, False
+    group._team = type("Team", (), {"count": 3, "reports": lambda: reports, "leave": lambda: None})
+    assert str(group._given_up(error)) == f"{message}: make a new LLM"
 
 
 # ------------------------------------------------------------------------------------------------ a process ends
@@ -237,8 +354,11 @@ def test_the_process_that_ended_is_named_and_not_those_that_lost_their_connectio
 @pytest.fixture(scope="module")
 def served():
     """An engine with a follower of its own: {"llm": it}."""
-    with LLM(TINY, num_blocks=256, block_size=4, tensor_parallel=2, device="cpu") as llm:
+    with LLM(TINY, num_blocks=256, block_size=4, tensor_parallel=2, device="cpu", group_timeout=LIMIT) as llm:
         yield llm
+
+
+LIMIT = 8.0
 
 
 TEXTS = ["A block table maps", "def ", "The keys and values of " * 2, "x"]
@@ -308,62 +428,98 @@ def test_torchrun_runs_the_command_on_two_processes(capsys):
 
 
 @pytest.mark.slow
-def test_a_follower_that_is_killed_ends_the_engine_with_its_rank(served):
-    """It is killed in the middle of a step. Afterwards every call says the same at once."""
+def test_a_follower_that_stands_still_ends_the_engine_with_its_rank(served):
+    """It is stopped in the middle of a step. Afterwards every call says the same at once."""
     (process,) = served._leader._processes.values()
-    threading.Timer(0.3, os.kill, (process.pid, signal.SIGKILL)).start()
-    message = "process 1 of tensor_parallel = 2 ended with SIGKILL: make a new LLM"
+    threading.Timer(0.3, os.kill, (process.pid, signal.SIGSTOP)).start()
+    message = f"process 1 of tensor_parallel = 2 gave no answer within {LIMIT:g} s: make a new LLM"
     with pytest.raises(GroupLost, match=message):
         served.generate(TEXTS * 20, SamplingParams(max_tokens=400, ignore_eos=True))
     with pytest.raises(GroupLost, match=message):
         served.generate(TEXTS, SAMPLING)
     assert not served.has_unfinished
     assert served.memory.manager.num_free_blocks == 256
+    assert has_ended(process.pid)
+
+
+FORKED_AND_KILLED = """
+import os, signal, sys, threading
+from pagewise.engine import LLM, SamplingParams
+from pagewise.engine.leader import GroupLost
+from pagewise.models.load import TINY
+
+def text():
+    return llm.generate(["x"], SamplingParams(max_tokens=8, temperature=0))[0].text
+
+llm = LLM(TINY, num_blocks=64, tensor_parallel=2, device="cpu")
+(process,) = llm._leader._processes.values()
+print(process.pid, flush=True)
+before = text()
+if (child := os.fork()) == 0:
+    try:
+        text()
+    except GroupLost as error:
+        print(error, flush=True)
+    sys.exit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text() == before, flush=True)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+llm.generate(["x"] * 64, SamplingParams(max_tokens=400, ignore_eos=True), progress=False)
+"""
 
 
 @pytest.mark.slow
-def test_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
-    """Process 0 is a fork of this process, which is killed in the middle of a step."""
-    log = tmp_path / "log"
-    if (child := os.fork()) == 0:
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-        tempfile.tempdir = str(tmp_path)
-        llm = LLM(TINY, num_blocks=64, tensor_parallel=2, device="cpu")
-        (process,) = llm._leader._processes.values()
-        (tmp_path / "pid").write_text(str(process.pid))
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-        llm.generate(["x"] * 64, SamplingParams(max_tokens=400, ignore_eos=True))
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    pid = int((tmp_path / "pid").read_text())
-    assert soon(lambda: has_ended(pid), 5)
-    assert log.read_text() == "process 1 of tensor parallelism ends, because process 0 has ended\n"
+def test_a_fork_cannot_compute_and_when_process_0_is_killed_its_follower_ends_with_one_message(tmp_path):
+    """The fork ends normally, and process 0 goes on. Then process 0 is killed in the middle of a step."""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", FORKED_AND_KILLED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as leads:
+        pid, *said = (leads.stdout.readline().strip() for _ in range(3))
+        fork = "this process is a fork of the engine's process 0, which alone can compute: make a new LLM"
+        assert said == [fork, "5 True"]
+        assert leads.wait(60) == -signal.SIGKILL
+        assert soon(lambda: has_ended(int(pid)), 5)
+        assert leads.stderr.read() == "process 1 of 2 ends, because process 0 has ended\n"
     assert list(tmp_path.glob("pagewise-*")) == []
+
+
+@contextlib.contextmanager
+def serving(*flags):
+    """A server of two processes: (its process, its address, the id of its follower)."""
+    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "600", "--device", "cpu"]
+    command += ["--tensor-parallel", "2", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+            listed = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(server.pid)], text=True)
+            (follower_pid,) = map(int, listed.split())
+            yield server, url, follower_pid
+            os.kill(follower_pid, signal.SIGCONT)
+        except ProcessLookupError:
+            pass
+        finally:
+            server.kill()
+
+
+BODY = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.mark.slow
 def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
     """One client reads a stream, another one waits for a whole answer."""
     httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
-    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "600", "--device", "cpu"]
-    command += ["--tensor-parallel", "2"]
-    body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server, contextlib.ExitStack() as clients:
-        clients.callback(server.kill)
-        url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+    with serving() as (server, url, follower_pid), contextlib.ExitStack() as clients:
         answers = []
         whole = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body | {"n": 8}, timeout=60))
+            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=BODY | {"n": 8}, timeout=60))
         )
         stream = clients.enter_context(
-            httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60)
+            httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=60)
         )
         lines = stream.iter_lines()
         next(lines)
         whole.start()
         assert soon(lambda: httpx.get(f"{url}/health", timeout=60).json()["running"] == 2)
-        (follower,) = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(server.pid)], text=True).split()
-        os.kill(int(follower), signal.SIGKILL)
+        os.kill(follower_pid, signal.SIGKILL)
         reason = "process 1 of tensor_parallel = 2 ended with SIGKILL"
         assert reason in [line for line in lines if line][-1]
         whole.join(60)
@@ -372,3 +528,22 @@ def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
         said = server.stderr.read()
         assert said.count(reason) == 1
         assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_server_whose_follower_stands_still():
+    httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
+    with serving("--grace", "1") as (server, url, follower_pid):
+        os.kill(follower_pid, signal.SIGSTOP)
+
+        def post():
+            with contextlib.suppress(httpx.HTTPError):
+                httpx.post(f"{url}/v1/completions", json=BODY, timeout=60)
+
+        client = threading.Thread(target=post)
+        client.start()
+        assert soon(lambda: httpx.get(f"{url}/health", timeout=2).json().get("step_seconds", 0) > 0.5, 30)
+        server.terminate()
+        assert server.wait(30) == 1
+        client.join(60)
+        assert soon(lambda: has_ended(follower_pid), 5)

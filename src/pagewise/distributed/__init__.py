@@ -8,6 +8,7 @@ all_to_all      `all_to_all_attention`: processes exchange heads for tokens
 decode          `decode_attention` and `merge_over_processes`: results travel
 counted         bytes of each method and pairs of each process, as formulas
 tensor_parallel each process computes some heads and columns of every layer of a model
+team            the groups of the processes of one engine, and the messages between them
 """
 
 from pagewise.distributed.all_to_all import all_to_all_attention

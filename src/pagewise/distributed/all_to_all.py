@@ -14,11 +14,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.distributed.communication import Group, all_to_all, compare, describe_qkv, rank_and_size
+from pagewise.distributed.communication import Group, all_to_all, compare, described_options, rank_and_size
 from pagewise.distributed.sequence import checked_lengths
 from pagewise.flash_attention import flash_attention
+from pagewise.options import ScoreOptions
+from pagewise.tools.transforms import outside_graphs
 
 
+@outside_graphs("all_to_all_attention", remedy="torch.compile for the functions around it")
 def all_to_all_attention(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -27,6 +30,10 @@ def all_to_all_attention(
     group: Group,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float = 0.0,
+    window: int | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
+    check: bool | None = None,
 ) -> Float[Tensor, "B H T D"]:
     """Compute `flash_attention` of a sequence whose tokens are spread over the processes of a group.
 
@@ -37,17 +44,21 @@ def all_to_all_attention(
 
     Args:
         group: a group of torch.distributed with n processes. None: all processes. n must divide Hkv.
-        causal, scale: as in `attention`. Positions are those of the whole sequence.
+        causal, scale, softcap, window, alibi_slopes: as in `attention`. Positions are those of the whole sequence.
+            `alibi_slopes` are those of all H heads.
+        check: as in `ring_attention`.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or in another process. Every process raises an
             exception before any heads travel.
-        RuntimeError: no group was started.
+        RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
     """
     rank, count = rank_and_size(group)
 
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes)
+
     def describe() -> dict[str, object]:
-        described = describe_qkv(q, k, v, causal=causal, scale=scale)
+        described = described_options(q, k, v, options, check)
         Hkv = k.shape[1]
         if Hkv % count:
             raise ValueError(
@@ -56,13 +67,16 @@ def all_to_all_attention(
             )
         return described
 
-    everyone = compare(group, describe, may_differ=["T", "S"])
+    may_differ = ["T", "S"]
+    everyone = compare("all_to_all_attention", group, describe, may_differ=may_differ, check=check is not False)
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
     of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
     q = _Exchange.apply(q, heads_to_tokens, tokens_to_heads, of_queries, group, "q")
     k = _Exchange.apply(k, heads_to_tokens, tokens_to_heads, of_keys, group, "k")
     v = _Exchange.apply(v, heads_to_tokens, tokens_to_heads, of_keys, group, "v")
-    out = flash_attention(q, k, v, causal=causal, scale=everyone[rank]["scale"])
+    slopes = None if alibi_slopes is None else alibi_slopes.chunk(count)[rank]  # of the heads that this process has
+    how = {"scale": everyone[rank]["scale"], "window": window, "softcap": softcap, "alibi_slopes": slopes}
+    out = flash_attention(q, k, v, causal=causal, **how)
     return _Exchange.apply(out, tokens_to_heads, heads_to_tokens, of_queries, group, "out")
 
 
@@ -97,5 +111,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         lengths, group, name = ctx.rest
+        if name == "out":  # the last exchange comes first in the backward pass
+            compare("the backward of all_to_all_attention", group, dict)
         x = _Exchange.apply(gradient, ctx.back, ctx.there, lengths, group, f"gradient of {name}")
         return x, None, None, None, None, None

@@ -7,20 +7,22 @@
 
 All processes of a group must make the same calls in the same order, because a process waits for the others. Therefore a
 function first lets all processes compare their arguments (`compare`). Arguments that do not fit raise an exception in
-every process, and no process waits for a process that has given up.
+every process, and no process waits for a process that has given up. A process that calls another function, or none, is
+named after the time limit of the group: `timeout` of torch.distributed.init_process_group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import check_qkv
-from pagewise.tools.transforms import check_derivative, wants_gradient
+from pagewise.tools.checks import check_flag, check_qkv
+from pagewise.tools.transforms import check_derivative, has_values, unseen_by_compiler, wants_gradient
 
 Group = dist.ProcessGroup | None  # None: all processes
 
@@ -51,44 +53,78 @@ def _count(name: str, num_bytes: int) -> None:
         sent.append(Sent(name, num_bytes))
 
 
-def rank_and_size(group: Group) -> tuple[int, int]:
-    """Return the rank of this process in the group, and the number of processes.
+def group_of(group: Group) -> dist.ProcessGroup:
+    """Return the group itself. None means all processes.
 
     Raises:
         RuntimeError, TypeError: no group was started, or `group` is not a group that this process belongs to.
     """
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if group is not None:  # new_group gives an int to a process outside the group
+        raise TypeError(
+            f"group must be None or a torch.distributed.ProcessGroup that this process belongs to, got {group!r}"
+        )
     if not dist.is_initialized():
         raise RuntimeError(
             "there is no group of processes: start the program with torchrun and call "
             "torch.distributed.init_process_group(), or use pagewise.distributed.Processes"
         )
-    if not isinstance(group, dist.ProcessGroup | None):  # new_group gives an int to a process outside the group
-        raise TypeError(
-            f"group must be None or a torch.distributed.ProcessGroup that this process belongs to, got {group!r}"
-        )
-    return dist.get_rank(group), dist.get_world_size(group)
+    return dist.group.WORLD
 
 
-def compare(group: Group, describe: Callable[[], dict[str, Any]], may_differ: Sequence[str]) -> list[dict[str, Any]]:
+def rank_and_size(group: Group) -> tuple[int, int]:
+    """Return the rank of this process in the group, and the number of processes. Raise as `group_of`."""
+    group = group_of(group)
+    return group.rank(), group.size()
+
+
+_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()  # of `compare`, for each group
+
+
+@unseen_by_compiler
+def compare(
+    function: str,
+    group: Group,
+    describe: Callable[[], dict[str, Any]],
+    *,
+    may_differ: Sequence[str] = (),
+    check: bool = True,
+) -> list[dict[str, Any]]:
     """Return `describe()` of every process, by rank, after every process has compared them.
 
+    Args:
+        function: the name of the function that all processes call.
+        may_differ: the names of values that may be others in other processes.
+        check: False: nothing is compared, and the description of this process stands for those of the others.
+
     Raises:
-        ValueError, TypeError: `describe()` raised an exception in this process or in another process, or a value that
-            is not named in `may_differ` is not the same in all processes. Every process raises an exception.
+        ValueError, TypeError: `describe()` raised an exception in this process or in another process, another process
+            calls another function, or a value that is not named in `may_differ` is not the same in all processes.
+            Every process raises an exception.
+        RuntimeError: a process has ended, or it made no such call within the time limit of the group.
     """
+    group = group_of(group)
+    if not check:
+        return [describe()] * group.size()
     try:
-        mine: dict[str, Any] | str = describe()
+        mine: dict[str, Any] | str = {"function": function, **describe()}
         refusal = None
     except (TypeError, ValueError) as error:
         mine, refusal = str(error), error
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group)
+    everyone: list[Any] = [None] * group.size()
+    _note_call(group)
+    try:
+        with torch._C._DisableFuncTorch():  # torch.func, which would wrap the tensors of this exchange
+            dist.all_gather_object(everyone, mine, group)
+    except RuntimeError as error:
+        raise RuntimeError(f"{function}: {_absent(group)}") from error
     if refusal is not None:
         raise refusal
     for rank, theirs in enumerate(everyone):
         if isinstance(theirs, str):
             raise ValueError(f"process {rank} refuses its arguments: {theirs}")
-    for name in mine:
+    for name in mine:  # the function comes first, so what follows has the same names everywhere
         values = [theirs[name] for theirs in everyone]
         if name not in may_differ and any(value != values[0] for value in values):
             shown = ", ".join(f"{value}" for value in values)
@@ -96,15 +132,50 @@ def compare(group: Group, describe: Callable[[], dict[str, Any]], may_differ: Se
     return everyone
 
 
-def describe_qkv(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float | None) -> dict[str, Any]:
-    """Check q, k, v, causal and scale, and return the description of them for `compare`."""
+def _note_call(group: dist.ProcessGroup) -> None:
+    """Let the other processes know that this one compares, for the case that they wait for it in vain."""
+    _calls[group] = _calls.get(group, 0) + 1
+    group.get_group_store().set(f"compares/{group.rank()}", str(_calls[group]))
+
+
+def _absent(group: dist.ProcessGroup) -> str:
+    """Return a sentence that names the processes without a call of `compare` that fits this process's last one."""
+    store, absent = group.get_group_store(), []
+    for rank in range(group.size()):
+        key = f"compares/{rank}"
+        if not store.check([key]) or int(store.get(key)) < _calls[group]:
+            absent.append(str(rank))
+    who = f"process {' and '.join(absent)}" if absent else "another process"
+    return f"{who} has ended, or did not call it within the time limit of the group"
+
+
+def refuse_options(function: str, remedy: str, **options: object) -> None:
+    """Raise ValueError, which names the remedy, if an option is given that the function does not have."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{function} has no {name}: leave it out, or use {remedy}")
+
+
+def described_options(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, check: bool | None) -> dict[str, Any]:
+    """Check the arguments of attention over processes, and return the description of them for `compare`."""
     check_qkv(q, k, v)
+    if check is not None:
+        check_flag("check", check)
+    if not has_values(q, k, v):
+        raise ValueError(
+            "attention over processes sends numbers, which a traced, fake or batched tensor does not have: call it "
+            "outside of torch.func.vmap, torch.export and fake tensors"
+        )
     check_derivative("attention over processes", q, k, v, has=("backward",), remedy="naive_attention.attention")
-    options = ScoreOptions(scale, causal).checked(q, k.shape[2])
+    options = options.checked(q, k.shape[2])
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
-    sizes = {"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype}
-    needs = {"the need for a gradient": wants_gradient(q, k, v)}
-    return sizes | needs | {"causal": causal, "scale": options.scale_for(D)}
+    slopes = None if options.alibi_slopes is None else options.alibi_slopes.tolist()
+    return {
+        **{"B": B, "H": H, "Hkv": Hkv, "D": D, "T": T, "S": S, "the dtype": q.dtype},
+        "the need for a gradient": wants_gradient(q, k, v),
+        **{"causal": options.causal, "scale": options.scale_for(D), "window": options.window},
+        **{"softcap": options.softcap, "alibi_slopes": slopes},
+    }
 
 
 def send_to_next(outgoing: Tensor, incoming: Tensor, group: Group, name: str) -> Callable[[], Tensor]:
@@ -114,13 +185,15 @@ def send_to_next(outgoing: Tensor, incoming: Tensor, group: Group, name: str) ->
         a function that waits for both transfers and returns `incoming`. Before that call, `outgoing` must not be
         written and `incoming` must not be read.
     """
-    rank, count = rank_and_size(group)
+    group = group_of(group)
+    rank, count = group.rank(), group.size()
     _count(name, outgoing.nbytes)
-    transfers = [
-        dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % count),
-        dist.P2POp(dist.irecv, incoming, group=group, group_peer=(rank - 1) % count),
-    ]
-    works = dist.batch_isend_irecv(transfers)
+    # torch's batch_isend_irecv does the same, but only for groups that torch.distributed has registered
+    if outgoing.is_cuda:
+        group._start_coalescing(outgoing.device)
+    works = [group.send([outgoing], (rank + 1) % count, 0), group.recv([incoming], (rank - 1) % count, 0)]
+    if outgoing.is_cuda:
+        works = [group._end_coalescing(outgoing.device)]
 
     def wait() -> Tensor:
         for work in works:
@@ -130,13 +203,14 @@ def send_to_next(outgoing: Tensor, incoming: Tensor, group: Group, name: str) ->
     return wait
 
 
-def all_gather(x: Tensor, group: Group, name: str) -> Tensor:
-    """Return the x of all processes, [n, *x.shape] by rank. The shape must be the same everywhere."""
-    _, count = rank_and_size(group)
-    _count(name, (count - 1) * x.nbytes)
-    gathered = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(count)]
-    dist.all_gather(gathered, x.contiguous(), group)
-    return torch.stack(gathered)
+def all_gather(x: Tensor, group: Any, name: str) -> Tensor:
+    """Return the x of all processes, [n, *x.shape] by rank. The shape must be the same everywhere, in any dtype."""
+    group = group_of(group) if group is None else group
+    _count(name, (group.size() - 1) * x.nbytes)
+    gathered = torch.empty(group.size(), *x.shape, dtype=x.dtype, device=x.device)
+    mine, *of_each = (each.contiguous().view(-1).view(torch.uint8) for each in (x, *gathered))  # gloo lacks some dtypes
+    dist.all_gather(of_each, mine, group)
+    return gathered
 
 
 def all_to_all(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Group, name: str) -> list[Tensor]:

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pagewise.distributed.communication import Group, all_gather, compare, rank_and_size
+from pagewise.distributed.communication import Group, all_gather, compare, rank_and_size, refuse_options
 from pagewise.flash_decoding import flash_decoding
 from pagewise.online_softmax import merge_attention
+from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS, check_flag, check_qkv, check_same, check_shape
 from pagewise.tools.device import looks
 from pagewise.tools.transforms import derivative_of
@@ -27,6 +28,9 @@ def decode_attention(
     group: Group,
     seq_lens: Int32[Tensor, " B"] | None = None,
     scale: float | None = None,
+    softcap: float = 0.0,
+    window: int | None = None,
+    alibi_slopes: Float[Tensor, " H"] | None = None,
     return_lse: bool = False,
     check: bool | None = None,
 ) -> Float[Tensor, "B H T D"] | tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
@@ -39,15 +43,16 @@ def decode_attention(
     Args:
         group: a group of torch.distributed. None: all processes.
         seq_lens: sequence b has that many keys in this process, from 0 to S. Default: S each.
-        scale: as in `attention`.
+        scale, softcap: as in `attention`. window, alibi_slopes: None, because a process does not know the positions of
+            its keys. `all_to_all_attention` has both.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: let the processes compare their arguments first. By default this is done on the CPU, and not on a GPU,
             where the comparison takes longer than the step. Unchecked, shapes that differ can make processes wait
-            forever. `check` is also that of `flash_decoding`.
+            for the time limit of the group. `check` is also that of `flash_decoding`.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
-        RuntimeError: no group was started.
+        RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
     """
     rank_and_size(group)
     results = []
@@ -56,10 +61,13 @@ def decode_attention(
         check_qkv(q, k, v)
         check_flag("return_lse", return_lse)
         _refuse_gradient(q, k, v)
-        results[:] = flash_decoding(q, k, v, seq_lens=seq_lens, scale=scale, return_lse=True, check=check)
-        return {"the shape of q": [*q.shape], "the dtype": q.dtype, "scale": scale}
+        refuse_options("decode_attention", "all_to_all_attention", window=window, alibi_slopes=alibi_slopes)
+        how = {"seq_lens": seq_lens, "scale": scale, "softcap": softcap, "check": check}
+        results[:] = flash_decoding(q, k, v, **how, return_lse=True)
+        shapes = {"the shape of q": [*q.shape], "Hkv": k.shape[1]}
+        return {**shapes, "the dtype": q.dtype, "scale": ScoreOptions(scale).scale_for(q.shape[3]), "softcap": softcap}
 
-    _compare_or_check(group, describe, check, q)
+    _compare_or_check("decode_attention", group, describe, check, q)
     out, lse = _merged(*results, group)
     return (out, lse) if return_lse else out
 
@@ -89,7 +97,7 @@ def merge_over_processes(
         _refuse_gradient(out, lse)
         return {"the shape of out": [*out.shape], "the dtype of out": out.dtype, "the dtype of lse": lse.dtype}
 
-    _compare_or_check(group, describe, check, out)
+    _compare_or_check("merge_over_processes", group, describe, check, out)
     return _merged(out, lse, group)
 
 
@@ -99,10 +107,12 @@ def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None
         raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")
 
 
-def _compare_or_check(group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object) -> None:
+def _compare_or_check(
+    function: str, group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object
+) -> None:
     if looks(check, x if isinstance(x, Tensor) else torch.empty(0)):
-        compare(group, describe, may_differ=[])
-    else:
+        compare(function, group, describe)
+    else:  # not by `compare`, which torch.compile cannot have in a graph
         describe()
 
 

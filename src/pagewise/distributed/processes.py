@@ -9,20 +9,19 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 from pagewise.distributed.worker import serve
 from pagewise.tools.checks import check_count, check_number
+from pagewise.tools.worker import start, status_of
 
 IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
 STARTING = 120.0  # seconds that new processes have for their imports, and to find each other
@@ -88,18 +87,13 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
-        caller = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")  # the caller's script must not run again
-        try:
-            for rank in range(self.count):
-                ours, theirs = context.Pipe()
-                args = (theirs, rank, self.count, self._log(rank))
-                process = context.Process(target=serve, args=args, daemon=True)
-                process.start()
-                theirs.close()
-                self._workers.append((process, ours))
-        finally:
-            sys.modules["__main__"] = caller
+        for rank in range(self.count):
+            ours, theirs = context.Pipe()
+            args = (theirs, rank, self.count, self._log(rank))
+            process = context.Process(target=serve, args=args, daemon=True)
+            start(process)
+            theirs.close()
+            self._workers.append((process, ours))
         self._results(STARTING)
 
     def _results(self, limit: float) -> list[Any]:
@@ -115,9 +109,7 @@ class Processes(contextlib.AbstractContextManager):
                 except (EOFError, OSError):
                     process, _ = self._workers[rank]
                     process.join()
-                    code = process.exitcode
-                    status = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                    errors[0, rank] = f"ended with {status}\n\n{self._log(rank).read_text()}"
+                    errors[0, rank] = f"ended with {status_of(process.exitcode)}\n\n{self._log(rank).read_text()}"
             deadline = min(deadline, time.monotonic() + OTHERS) if errors else deadline
         for rank, text in sorted(printed.items()):
             print("".join(f"process {rank}: {line}\n" for line in text.splitlines()), end="")

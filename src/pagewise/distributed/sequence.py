@@ -4,14 +4,16 @@ n processes cut a sequence of T tokens into pieces that differ by at most one to
 
     contiguous   n pieces. Process r holds piece r.
     zigzag       2n pieces. Process r holds pieces r and 2n − 1 − r, in this order.
+    striped      pieces of one token. Process r holds tokens r, r + n, r + 2n, …
 
 A causal query sees all tokens before it. With contiguous shares, the last process sees the most keys and the first
 process sees the fewest. A zigzag share has one piece from each half of the sequence, so every process has the same
 number of visible pairs of query and key. Llama 3 was trained with zigzag shares (Grattafiori et al. 2024). Striped
-attention interleaves single tokens for the same purpose (Brandon et al. 2023).
+shares have the same purpose (Brandon et al. 2023), and a sequence can grow without moving a token: lesson 9's engine
+keeps its cache in this order.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Int64
@@ -19,8 +21,9 @@ from torch import Tensor
 
 from pagewise.distributed.communication import Group, all_gather, all_to_all, compare, rank_and_size
 from pagewise.tools.checks import check_count, check_counts
+from pagewise.tools.transforms import outside_graphs
 
-Order = Literal["zigzag", "contiguous"]
+Order = Literal["zigzag", "contiguous", "striped"]
 
 
 def pieces(length: int, count: int, rank: int, order: Order = "zigzag") -> list[range]:
@@ -34,6 +37,8 @@ def pieces(length: int, count: int, rank: int, order: Order = "zigzag") -> list[
     check_order(order)
     if rank >= count:
         raise ValueError(f"rank must be below count = {count}, got {rank}")
+    if order == "striped":
+        return [range(min(rank, length), length, count)]
     if order == "contiguous":
         return [_piece(length, count, rank)]
     return [_piece(length, 2 * count, rank), _piece(length, 2 * count, 2 * count - 1 - rank)]
@@ -49,17 +54,17 @@ def shard_sequence(x: Tensor, group: Group, *, dim: int, order: Order = "zigzag"
 
     Args:
         dim: the dimension of x that counts tokens. Its length does not have to be a multiple of n.
-        order: "zigzag" or "contiguous"; see this module.
+        order: "zigzag", "contiguous" or "striped"; see this module.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it.
     """
     rank, count = rank_and_size(group)
     dim = _checked_dim("x", x, dim)
-    parts = [x.narrow(dim, part.start, len(part)) for part in pieces(x.shape[dim], count, rank, order)]
-    return torch.cat(parts, dim)
+    return x.index_select(dim, positions(x.shape[dim], count, rank, order).to(x.device))
 
 
+@outside_graphs("unshard_sequence", remedy="torch.compile for the functions around it")
 def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "zigzag") -> Tensor:
     """Return the whole tensor, in every process, from the share of each process. It undoes `shard_sequence`.
 
@@ -86,7 +91,7 @@ def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "z
             "tokens": share.shape[at],
         }
 
-    everyone = compare(group, describe, may_differ=["tokens"])
+    everyone = compare("unshard_sequence", group, describe, may_differ=["tokens"])
     lengths = checked_lengths("share", [theirs["tokens"] for theirs in everyone], order)
     return _Unshard.apply(share, group, everyone[0]["dim"], order, lengths)
 
@@ -107,14 +112,14 @@ def checked_lengths(name: str, lengths: list[int], order: Order) -> list[int]:
 
 
 def check_order(order: object) -> None:
-    """`order` must be "zigzag" or "contiguous"."""
-    if order not in ("zigzag", "contiguous"):
-        raise ValueError(f'order must be "zigzag" or "contiguous", got {order!r}')
+    """`order` must be "zigzag", "contiguous" or "striped"."""
+    if order not in get_args(Order):
+        raise ValueError(f'order must be "zigzag", "contiguous" or "striped", got {order!r}')
 
 
 def positions(length: int, count: int, rank: int, order: Order) -> Int64[Tensor, " tokens"]:
     """Return the positions that process `rank` holds, ascending, as a tensor on the CPU."""
-    return torch.cat([torch.arange(part.start, part.stop) for part in pieces(length, count, rank, order)])
+    return torch.cat([torch.arange(part.start, part.stop, part.step) for part in pieces(length, count, rank, order)])
 
 
 class _Unshard(torch.autograd.Function):
@@ -132,15 +137,27 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient, lengths = gradient.movedim(ctx.dim, 0), ctx.lengths
+        return _SumOfShares.apply(gradient, ctx.group, ctx.dim, ctx.order, ctx.lengths), None, None, None, None
+
+
+class _SumOfShares(torch.autograd.Function):
+    """This process's share of the sum of the tensors of all processes. It and `_Unshard` are each other's gradient."""
+
+    @staticmethod
+    def forward(ctx, whole, group, dim, order, lengths):
+        ctx.group, ctx.dim, ctx.order, ctx.lengths = group, dim, order, lengths
+        compare("the backward of unshard_sequence", group, dict)
+        ranks = range(len(lengths))
         of_each = [
-            gradient[positions(sum(lengths), len(lengths), rank, ctx.order).to(gradient.device)]
-            for rank in range(len(lengths))
+            whole.movedim(dim, 0)[positions(sum(lengths), len(lengths), rank, order).to(whole.device)] for rank in ranks
         ]
-        mine = of_each[rank_and_size(ctx.group)[0]]
-        shapes = [mine.shape] * len(lengths)
-        total = torch.stack(all_to_all(of_each, shapes, ctx.group, "gradient of unshard")).sum(dim=0)
-        return total.movedim(0, ctx.dim), None, None, None, None
+        shapes = [of_each[rank_and_size(group)[0]].shape] * len(lengths)
+        total = torch.stack(all_to_all(of_each, shapes, group, "gradient of unshard")).sum(dim=0)
+        return total.movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _Unshard.apply(gradient, ctx.group, ctx.dim, ctx.order, ctx.lengths), None, None, None, None
 
 
 def _piece(length: int, count: int, index: int) -> range:

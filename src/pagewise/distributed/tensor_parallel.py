@@ -11,26 +11,24 @@ parallel). Its share of the second product is a term of a sum (row parallel), an
     W_o a = Σ over ranks r of W_o[:, r's channels] a[r's channels]
 
 So a layer needs two all-reduces of [tokens, hidden_size], and none between the products of a pair. A bias of the second
-product is added once, after the all-reduce. Embeddings, norms and the output head are whole in every process.
+product is added once, after the all-reduce. Embeddings, norms and the output head are whole in every process. Where
+processes outnumber the KV heads, several processes have a copy of the same KV head.
 
 Shoeybi et al. 2019 (Megatron-LM). This module slices the weights itself. `torch.distributed.tensor.parallel` does not
 know GPT-2's Conv1D, whose weight holds q, k and v, and its plans are longer than the slicing.
 """
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from pagewise.distributed.communication import all_reduce, rank_and_size
+from pagewise.distributed.communication import all_gather, all_reduce, group_of
 from pagewise.models import gpt2, llama
 
-SHARED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""The sizes of a config that processes share."""
 FIRST = {
     llama.Attention: ("q_proj", "k_proj", "v_proj"),
     llama.SwiGLU: ("gate_proj", "up_proj"),
@@ -42,13 +40,26 @@ SECOND = {llama.Attention: "o_proj", llama.SwiGLU: "down_proj", gpt2.Attention: 
 """The layer of the second product of a pair."""
 FUSED = {"c_attn": 3}
 """The number of equal parts of a layer's output: q, k and v of GPT-2."""
+SAMPLE = 2**20  # numbers of a weight that are compared, at most
+
+
+class Cut(NamedTuple):
+    """What a process has of a weight: some ranges of one dimension."""
+
+    dim: int
+    ranges: list[slice]
+
+    def of(self, weight: Any) -> Tensor:
+        """Return a copy of the ranges of a tensor, or of a slice of a safetensors file, which reads nothing else."""
+        return torch.cat([weight[(slice(None),) * self.dim + (part,)] for part in self.ranges], self.dim)
 
 
 def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
     """Return the share of a model that this process computes. All processes of the group must call the share together.
 
     The result takes and returns what the model does, for the same config. Its `attend` gets H / n query heads and
-    Hkv / n KV heads in a group of n processes. `num_kv_heads` of the result is Hkv / n.
+    Hkv / n KV heads in a group of n processes, or one KV head if n is a multiple of Hkv. `num_kv_heads` of the result
+    is this number.
 
     The split weights are copies. All other weights are those of `model`, which does not change. The result is for
     inference: no weight of it requires a gradient.
@@ -58,34 +69,64 @@ def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
         group: a group of torch.distributed, or a backend such as ProcessGroupGloo. None: all processes.
 
     Raises:
-        ValueError, TypeError: the model is another one, or its heads do not divide evenly. No process waits.
+        ValueError, TypeError: the model is another one, its heads do not divide evenly, or its weights are not those of
+            the other processes. No process waits.
     """
-    if group is None:
-        rank_and_size(None)  # is there a group?
-        group = dist.group.WORLD
-    rank, size = group.rank(), group.size()
-    check_splits(model, size)
+    group = group_of(None) if group is None else group
+    check_splits(model, group.size())
+    share, cuts = split(model, group)
+    check_same_weights([weight for name, weight in model.state_dict().items() if name not in cuts], group)
+    return share
+
+
+def split(model: nn.Module, group: Any) -> tuple[nn.Module, dict[str, Cut]]:
+    """Return the share of a model, and what it has of each split weight. The model may be on torch's meta device."""
+    cuts = _cuts(model, group.rank(), group.size())
     # deepcopy takes the tensors of `same` instead of copies of the weights, so only the modules are new
     same = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
     share = copy.deepcopy(model, same)
+    for name, cut in cuts.items():
+        layer, _, kind = name.rpartition(".")
+        whole = share.get_parameter(name)
+        part = cut.of(whole)
+        if not whole.is_contiguous():  # the layout of Conv1D
+            part = part.T.contiguous().T
+        setattr(share.get_submodule(layer), kind, nn.Parameter(part, requires_grad=False))
     for module in list(share.modules()):
-        if type(module) in SECOND:
-            for name in FIRST[type(module)]:
-                _keep_outputs(getattr(module, name), rank, size, FUSED.get(name, 1))
-            name = SECOND[type(module)]
+        if name := SECOND.get(type(module)):
             setattr(module, name, RowParallel(getattr(module, name), group))
-    return share
+    return share, cuts
 
 
 def check_splits(model: nn.Module, size: int) -> None:
     """Check that `size` processes can share the heads and columns of a model evenly. Raise ValueError or TypeError."""
     if not isinstance(model, llama.Llama | gpt2.GPT2):
         raise TypeError(f"tensor_parallel = {size} takes a Llama or a GPT2, got {type(model).__name__}")
-    sizes = {name: getattr(model.config, name) for name in SHARED}
+    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    sizes = {name: getattr(model.config, name) for name in names}
+
+    def fits(name: str, n: int) -> bool:
+        return sizes[name] % n == 0 or (name == "num_key_value_heads" and n % sizes[name] == 0)
+
     for name, number in sizes.items():
-        if number % size:
-            possible = " or ".join(str(n) for n in range(1, size) if not any(one % n for one in sizes.values()))
+        if not fits(name, size):
+            possible = " or ".join(str(n) for n in range(1, size) if all(fits(each, n) for each in sizes))
             raise ValueError(f"tensor_parallel = {size} must divide {name} = {number}: give {possible}")
+
+
+def check_same_weights(weights: list[Tensor], group: Any) -> None:
+    """Compare a sum over the bytes of `weights` in one all-gather. Raise ValueError in every process if it differs."""
+    total = 0
+    for i, weight in enumerate(weights, start=1):
+        sample = weight.detach().flatten()[:: -(-weight.numel() // SAMPLE)].contiguous()
+        total += i * int(sample.view(torch.uint8).sum(dtype=torch.int64))
+    device = weights[0].device
+    sums = all_gather(torch.tensor([total % 2**62], device=device), group, "a sum over the weights").flatten().tolist()
+    if others := [rank for rank, one in enumerate(sums) if one != sums[0]]:
+        raise ValueError(
+            f"the model of process {others[0]} has other weights than that of process 0: load the same checkpoint in "
+            f"every process, or make random weights from the same seed"
+        )
 
 
 class RowParallel(nn.Module):
@@ -93,28 +134,31 @@ class RowParallel(nn.Module):
 
     def __init__(self, layer: nn.Module, group: Any) -> None:
         super().__init__()
-        weight = _share(_matrix(layer), group.rank(), group.size(), dim=1)
-        self.weight, self.bias, self.group = nn.Parameter(weight, requires_grad=False), layer.bias, group
+        self.weight, self.bias, self.group = layer.weight, layer.bias, group
+        self.is_transposed = isinstance(layer, gpt2.Conv1D)
 
     def forward(self, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
-        out = all_reduce(linear(x, self.weight), self.group, "all-reduce")
+        weight = self.weight.T if self.is_transposed else self.weight
+        out = all_reduce(linear(x, weight), self.group, "all-reduce")
         return out if self.bias is None else out + self.bias
 
 
-def _keep_outputs(layer: nn.Module, rank: int, size: int, parts: int) -> None:
-    """Reduce a layer to the outputs of one rank: to its share of each of `parts` equal parts."""
-    weight = _share(_matrix(layer), rank, size, parts=parts)
-    weight = weight.T if isinstance(layer, gpt2.Conv1D) else weight
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    if layer.bias is not None:
-        layer.bias = nn.Parameter(_share(layer.bias, rank, size, parts=parts), requires_grad=False)
-
-
-def _matrix(layer: nn.Module) -> Float[Tensor, "N K"]:
-    """Return the weight of a layer as [out, in]."""
-    return layer.weight.T if isinstance(layer, gpt2.Conv1D) else layer.weight
-
-
-def _share(x: Tensor, rank: int, size: int, *, dim: int = 0, parts: int = 1) -> Tensor:
-    """Return a copy of the share of one rank in each of `parts` equal parts of x."""
-    return torch.cat([part.chunk(size, dim)[rank] for part in x.chunk(parts, dim)], dim)
+def _cuts(model: nn.Module, rank: int, size: int) -> dict[str, Cut]:
+    """Return what one of `size` processes has of each weight that they share, by the names of the state dict."""
+    found = {}
+    for path, module in model.named_modules():
+        if type(module) not in SECOND:
+            continue
+        for name in (*FIRST[type(module)], SECOND[type(module)]):
+            layer, is_second = module.get_submodule(name), name == SECOND[type(module)]
+            of_kv_heads = name in ("k_proj", "v_proj")
+            owners = min(size, model.config.num_key_value_heads) if of_kv_heads else size
+            for kind, weight in layer.named_parameters():
+                if is_second and kind == "bias":
+                    continue
+                dim = int(kind == "weight" and is_second != isinstance(layer, gpt2.Conv1D))
+                part = weight.shape[dim] // FUSED.get(name, 1)
+                start, length = rank * owners // size * (part // owners), part // owners
+                ranges = [slice(i * part + start, i * part + start + length) for i in range(FUSED.get(name, 1))]
+                found[f"{path}.{name}.{kind}"] = Cut(dim, ranges)
+    return found

@@ -61,5 +61,7 @@ def _call(task: bytes) -> bytes:
             function, args = cloudpickle.loads(task)
             return cloudpickle.dumps((function(*args), printed.getvalue(), None))
     except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:  # as at the end of a script: a result of None
+            return cloudpickle.dumps((None, printed.getvalue(), None))
         text = f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}"
         return cloudpickle.dumps((None, printed.getvalue(), text))

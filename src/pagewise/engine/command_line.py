@@ -58,6 +58,20 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes that share the model; by default those of torchrun, or 1",
     )
+    parser.add_argument(
+        "--context-parallel",
+        type=int,
+        default=default.context_parallel,
+        metavar="N",
+        help="processes that share the tokens of each sequence",
+    )
+    parser.add_argument(
+        "--group-timeout",
+        type=float,
+        default=default.group_timeout,
+        metavar="S",
+        help="seconds that a process waits for the others",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default the best device")
     parser.add_argument("--dtype", choices=DTYPES, help="of a checkpoint; default: float32 on a CPU, else bfloat16")
 

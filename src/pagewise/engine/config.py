@@ -18,7 +18,7 @@ from pagewise.engine.memory import Memory
 from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.write import check_scales
-from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_flag
+from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_flag, check_number
 from pagewise.tools.device import choose_backend
 from pagewise.tools.sizes import cdiv
 
@@ -74,6 +74,9 @@ class EngineConfig:
         tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
             the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
             there `LLM` returns in process 0 alone, and all other processes exit when process 0 closes.
+        context_parallel: the number of processes that share the tokens of every sequence, `num_blocks` blocks in each.
+            With both, tensor_parallel · context_parallel processes are started.
+        group_timeout: seconds that a process waits for the others in a step. A process that stands still is then named.
         device, dtype: of a checkpoint. Default: the best device; float32 on a CPU, bfloat16 on a GPU.
 
     Raises:
@@ -98,6 +101,8 @@ class EngineConfig:
     generation_config: Literal["auto", "none"] = "auto"
     tensor_parallel: int = 1
     max_model_len: int | None = None
+    context_parallel: int = 1
+    group_timeout: float = 300.0
     device: torch.device | str | None = None
     dtype: torch.dtype | str | None = None
 
@@ -109,7 +114,9 @@ class EngineConfig:
             num_blocks=1 if self.num_blocks is None else self.num_blocks,
             tensor_parallel=self.tensor_parallel,
             max_model_len=1 if self.max_model_len is None else self.max_model_len,
+            context_parallel=self.context_parallel,
         )
+        check_number("group_timeout", self.group_timeout, low=0.0)
         check_counts(minimum=0, speculate=self.speculate)
         for name, known in (
             ("attention", tuple(MEMORIES)),
@@ -130,8 +137,24 @@ class EngineConfig:
                 raise ValueError(f"dtype must be {', '.join(DTYPES)} or a dtype of torch, got {self.dtype!r}")
             object.__setattr__(self, "dtype", DTYPES[self.dtype])
         self._check_unified_max()
-        if self.tensor_parallel > 1:
+        if self.num_processes > 1:
             self._check_parallel()
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The sizes of the mesh of processes. The last axis varies fastest from rank to rank."""
+        return {"context": self.context_parallel, "tensor": self.tensor_parallel}
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the engine."""
+        return prod(self.mesh.values())
+
+    @property
+    def parallel(self) -> str:
+        """The options that make several processes, as an error names them."""
+        sizes = {f"{name}_parallel": size for name, size in self.mesh.items() if size > 1 or self.num_processes == 1}
+        return " · ".join(f"{name} = {size}" for name, size in reversed(sizes.items()))
 
     def _float8(self) -> torch.dtype | None:
         """Return the float8 dtype of the cache, or None if the cache has the model's dtype."""
@@ -172,12 +195,14 @@ class EngineConfig:
     def _check_parallel(self) -> None:
         if self.attention != "paged":
             raise ValueError(
-                f'tensor_parallel = {self.tensor_parallel} needs attention="paged", got "{self.attention}", which '
-                f"needs the requests in every process"
+                f'{self.parallel} needs attention="paged", got "{self.attention}", which needs the requests in every '
+                f"process"
             )
+        if self.context_parallel > 1 and self.backend == "cuda":
+            raise ValueError('context_parallel needs backend="torch" or "triton", got "cuda", which gives no lse')
         if self.device is not None and torch.device(self.device).index is not None:
             raise ValueError(
-                f'device must be "cpu" or "cuda" with tensor_parallel = {self.tensor_parallel}, got "{self.device}": '
+                f'device must be "cpu" or "cuda" with {self.parallel}, got "{self.device}": '
                 f"each process chooses a GPU of its own"
             )
 
@@ -251,7 +276,7 @@ class EngineConfig:
             free, total = torch.cuda.mem_get_info(weight.device)
             free = free * 9 // 10 - 2**30
         else:
-            free, total = free_memory() // 4 // self.tensor_parallel, free_memory("SC_PHYS_PAGES")
+            free, total = free_memory() // 4 // self.num_processes, free_memory("SC_PHYS_PAGES")
         if self.num_blocks is not None:
             if self.attention != "dense" and self.num_blocks * block > total:
                 raise ValueError(
@@ -259,7 +284,7 @@ class EngineConfig:
                     f"fewer, or leave num_blocks out"
                 )
             return self.num_blocks
-        wanted = self.max_num_seqs * cdiv(max_model_len, self.block_size)
+        wanted = self.max_num_seqs * cdiv(max_model_len, self.block_size * self.context_parallel)
         if (num_blocks := min(wanted, free // block)) < 1:
             raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")
         return num_blocks

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from pagewise.engine.config import EngineConfig
-from pagewise.engine.follower import follow_torchrun
 from pagewise.engine.leader import Leader
 from pagewise.engine.model_runner import make_runner
 from pagewise.engine.prompts import paired, sampling_defaults
@@ -47,27 +46,21 @@ class LLM(Engine, AbstractContextManager):
         self, model: str | Path | nn.Module, config: EngineConfig | None = None, *, tokenizer: Any = None, **fields: Any
     ) -> None:
         config = EngineConfig(**fields) if config is None else replace(config, **fields)
-        if config.tensor_parallel > 1:
-            follow_torchrun(config.tensor_parallel)
-        whole, tokenizer = _loaded(model, tokenizer, config)
-        recommended = sampling_defaults(whole, config.generation_config)
         self._leader = None
         with ExitStack() as on_error:
             on_error.callback(self.close)
-            mine = whole
-            if config.tensor_parallel > 1:
-                config = _for_followers(config, model, whole)
-                self._leader = Leader(model, whole, config)
-                mine = self._leader.model
-            self.config = config = config.completed(mine)
-            self.backend = config.backend  # that computes attention
-            if self._leader is None:
-                runner = make_runner(mine, config)
+            if config.num_processes == 1:
+                mine, tokenizer = _loaded(model, tokenizer, config)
+                self.config = config.completed(mine)
+                runner = make_runner(mine, self.config)
             else:
-                self._leader.tell(config)
-                runner = make_runner(mine, config, self._leader.step)
-                self._leader.wait()
+                _check_model(model, config)
+                self._leader = Leader(model, config)
+                runner, mine, found, self.config = self._leader.part
+                tokenizer = tokenizer or found
+            recommended = sampling_defaults(mine, config.generation_config)
             on_error.pop_all()
+        self.backend = self.config.backend  # that computes attention
         if self._leader is not None:
             weakref.finalize(self, self._leader.close)
         scheduler = Scheduler(
@@ -79,10 +72,10 @@ class LLM(Engine, AbstractContextManager):
         )
         super().__init__(mine, tokenizer, scheduler, runner)
         self.sampling_defaults = recommended
-        self.max_model_len = config.max_model_len
+        self.max_model_len = self.config.max_model_len
 
     def close(self) -> None:
-        """End the other processes of tensor parallelism. Afterwards this engine computes no step. Alone, do nothing."""
+        """End the other processes of the engine. Afterwards this engine computes no step. Alone, do nothing."""
         if self._leader is not None:
             self._leader.close()
 
@@ -152,10 +145,18 @@ class LLM(Engine, AbstractContextManager):
 
 
 def _loaded(model: str | Path | nn.Module, tokenizer: Any, config: EngineConfig) -> tuple[nn.Module, Any]:
-    """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module.
+    """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module."""
+    _check_model(model, config)
+    if isinstance(model, nn.Module):
+        return model, tokenizer
+    device = best_device() if config.device is None else torch.device(config.device)
+    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    model, found = load_model(model, dtype=dtype, device=device)
+    return model, tokenizer or found
 
-    A checkpoint that several processes share stays on the CPU.
-    """
+
+def _check_model(model: object, config: EngineConfig) -> None:
+    """Raise ValueError or TypeError unless `model` is a path, or a module with the dtype and device of the config."""
     if isinstance(model, nn.Module):
         weight = next(model.parameters())
         device = None if config.device is None else torch.device(config.device)
@@ -165,20 +166,8 @@ def _loaded(model: str | Path | nn.Module, tokenizer: Any, config: EngineConfig)
             device.type != weight.device.type or device.index not in (None, weight.device.index)
         ):
             raise ValueError(f"device is {config.device}, but the model's weights are {weight.device}: {_MOVE}")
-        return model, tokenizer
-    if not isinstance(model, str | Path):
+    elif not isinstance(model, str | Path):
         raise TypeError(f"model must be a folder, a hub id or a model, got {type(model).__name__}")
-    device = best_device() if config.device is None else torch.device(config.device)
-    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model, found = load_model(model, dtype=dtype, device=device if config.tensor_parallel == 1 else "cpu")
-    return model, tokenizer or found
 
 
 _MOVE = "move it with model.to(...)"
-
-
-def _for_followers(config: EngineConfig, model: str | Path | nn.Module, whole: nn.Module) -> EngineConfig:
-    """Return the config with the dtype that `whole` has, and with the kind of device that all processes use."""
-    weight = next(whole.parameters())
-    device = config.device or (weight.device if whole is model else best_device())
-    return replace(config, dtype=weight.dtype, device=torch.device(device).type)

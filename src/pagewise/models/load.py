@@ -8,7 +8,7 @@ package and needs neither a network nor transformers. A setting that is not impl
 
 import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,7 +54,11 @@ class ByteTokenizer:
 
 
 def load_model(
-    path_or_hub_id: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
+    path_or_hub_id: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    split: Callable[[nn.Module], tuple[nn.Module, Mapping[str, Any]]] | None = None,
 ) -> tuple[Llama | GPT2, Any]:
     """Return (model, tokenizer) of a checkpoint of Llama, Mistral, Qwen2, Qwen3 or GPT-2.
 
@@ -64,6 +68,8 @@ def load_model(
         path_or_hub_id: a folder, or the name of a repository on the Hugging Face hub ("owner/name").
         dtype: float32, float16, bfloat16 or float64.
         device: the default is torch's default device, normally the CPU.
+        split: what to load of it. It takes the model without weights, and returns a share of the model and, by the
+            names of weights, a `Cut` of each weight that the share has a part of. Nothing else is read of these.
 
     Returns:
         The model has its `eos_token_ids` and `sampling_defaults`. The tokenizer is that of transformers if the folder
@@ -83,9 +89,10 @@ def load_model(
     _check_not_quantised(settings)
     with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
         model = build_model(settings)
+        model, cuts = (model, {}) if split is None else split(model)
     model.eos_token_ids = eos_token_ids(generation, settings)
     model.sampling_defaults = sampling_defaults(generation)
-    weights = _read_weights(folder, model, dtype, device)
+    weights = _read_weights(folder, model, dtype, device, cuts)
     _check_weights(folder, weights, model.state_dict())
     model.load_state_dict(weights, assign=True)
     return model.requires_grad_(False).eval(), _tokenizer(folder, settings)
@@ -120,7 +127,9 @@ def tiny_model(
     return load_model(TINY, dtype=dtype, device=device)
 
 
-def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def _read_weights(
+    folder: Path, model: nn.Module, dtype: torch.dtype, device: torch.device, cuts: Mapping[str, Any]
+) -> dict[str, Tensor]:
     """Read the weights from the safetensors in `folder`, under the names that `model` has for them."""
     expected = model.state_dict()
     embedding = next(iter(expected))
@@ -130,12 +139,12 @@ def _read_weights(folder: Path, model: nn.Module, dtype: torch.dtype, device: to
     found = [(shard, name) for shard in shards for name in shard.keys()]  # noqa: SIM118 (not a dict)
     for shard, name in progress(found, "weights", delay=1.0):
         if not name.endswith(_LEFTOVERS):
-            whole = f"{prefix}.{name}"
-            weight = shard.get_tensor(name)
-            if weight.dtype not in (*FLOATS, torch.float64):
-                raise ValueError(f"{name} in {folder} is {weight.dtype}: quantised weights are not implemented")
-            weight = weight.to(device=device, dtype=dtype)
+            found_as, whole = name, f"{prefix}.{name}"
             name = whole if whole in expected else name
+            weight = cuts[name].of(shard.get_slice(found_as)) if name in cuts else shard.get_tensor(found_as)
+            if weight.dtype not in (*FLOATS, torch.float64):
+                raise ValueError(f"{found_as} in {folder} is {weight.dtype}: quantised weights are not implemented")
+            weight = weight.to(device=device, dtype=dtype)
             if name in expected and not expected[name].is_contiguous() and weight.dim() == 2:
                 weight = weight.T.contiguous().T  # the layout of the model: see gpt2.Conv1D
             weights[name] = weight

@@ -43,7 +43,7 @@ class Worker:
             raise
         except (EOFError, OSError):
             self._process.join(10)
-            status = _status(self._process.exitcode)
+            status = status_of(self._process.exitcode)
             self.close()
             raise Failed(f"its process ended: {status}") from None
 
@@ -66,13 +66,7 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
-        caller = sys.modules["__main__"]
-        if self._work[0].__module__ != "__main__":  # the caller's script is not needed and must not run again
-            sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            self._process.start()
-        finally:
-            sys.modules["__main__"] = caller
+        start(self._process, needs_main=self._work[0].__module__ == "__main__")
         theirs.close()
         self._answer(STARTING)
 
@@ -83,6 +77,17 @@ class Worker:
         if reason is not None:
             raise Failed(reason)
         return result
+
+
+def start(process: multiprocessing.process.BaseProcess, *, needs_main: bool = False) -> None:
+    """Start a process, which does not run the caller's script again unless it `needs_main`."""
+    caller = sys.modules["__main__"]
+    if not needs_main:
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        process.start()
+    finally:
+        sys.modules["__main__"] = caller
 
 
 def described(error: BaseException) -> str:
@@ -103,5 +108,6 @@ def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None
         pipe.send((None, described(error)))
 
 
-def _status(exitcode: int | None) -> str:
+def status_of(exitcode: int | None) -> str:
+    """Return how a process has ended: with an exit status or by a signal."""
     return f"exit status {exitcode}" if exitcode is None or exitcode >= 0 else signal.Signals(-exitcode).name

@@ -24,6 +24,7 @@ from pagewise.engine.serve.errors import Failure
 from pagewise.engine.serve.metrics import Metrics
 
 Event = tuple[int, Piece | Output | Failure]  # with the id of its request, and in an answer with its index there
+ENDING = 5.0  # seconds that a step may take when the server ends
 logger = logging.getLogger(__name__)
 QUIET = 5.0  # seconds without an event, after which an answer says so
 
@@ -97,8 +98,11 @@ class EngineThread:
         return 0.0 if (began := self._step_began) is None else perf_counter() - began
 
     async def stop(self) -> None:
-        """End the thread after its current step. No answer may be open."""
-        await asyncio.to_thread(self._jobs.shutdown)
+        """End the thread after its current step. No answer may be open. A step that never ends loses its processes."""
+        ending = asyncio.ensure_future(asyncio.to_thread(self._jobs.shutdown))
+        if not (await asyncio.wait([ending], timeout=ENDING))[0]:  # the step waits for a process that stands still
+            self.llm.close()
+            await asyncio.wait([ending], timeout=ENDING)
 
     @contextmanager
     def reserved(self, answer: Answer, num_requests: int) -> Iterator[None]:
