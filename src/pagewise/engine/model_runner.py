@@ -80,7 +80,7 @@ def make_runner(
     if config.dataflow is not None:
         forward, weights = with_dataflow(model, config.dataflow), NOTHING
     else:
-        forward, weights = model, PackedWeights(model, most=free_memory() // 4 // config.tensor_parallel)
+        forward, weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
     return ModelRunner(forward, memory, graphs=graphs and config.memory is None, together=together, weights=weights)
 
 
