@@ -218,7 +218,7 @@ def test_progress_names_what_is_solved_and_is_kept_in_the_folder_of_a_reader(tmp
         judge(name, solutions[name])
     monkeypatch.setattr(progress, "_session", set())  # as after a restart
     lines = repr(check.progress()).splitlines()
-    assert [line.count("✓") for line in lines] == [0, 0, 3, 0, 0, 0, 0, 0, 0, 0]
+    assert [line.count("✓") for line in lines] == [0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     assert "## ✓ Lesson 3\n" in (tmp_path / "progress.md").read_text()
 
 

@@ -13,9 +13,22 @@ from browser import BROWSER, probe
 from stepped import untrusted
 
 from pagewise.exercises import solutions
-from pagewise.figures.calculators import LINKS, cache_calculator, link_calculator, roofline_calculator, written
+from pagewise.experiments.cached_steps import MODELS as DECODERS
+from pagewise.experiments.cached_steps import least_step
+from pagewise.figures.calculators import (
+    LINKS,
+    THREE_DIGITS,
+    cache_calculator,
+    exponent_calculator,
+    link_calculator,
+    plain_sum,
+    roofline_calculator,
+    saving_calculator,
+    written,
+)
 from pagewise.kv_cache import kv_cache_bytes
-from pagewise.tools.roofline import GPUS, H100, AttentionCost
+from pagewise.online_softmax import Partial
+from pagewise.tools.roofline import GPUS, H100, MEMORY, AttentionCost
 
 PAGE = "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><body>"
 MODELS = {"LLaMA-13B": (40, 40, 128, 26.0e9), "Llama-3-8B": (32, 8, 128, 16.1e9)}
@@ -29,7 +42,7 @@ def python_cache(v):
     sizes = {name: v[name] for name in ("num_layers", "num_kv_heads", "head_size")}
     sizes["dtype"] = getattr(torch, v["dtype"])
     weights = MODELS[v["model"]][3]
-    left = next(gpu.memory for gpu in GPUS if gpu.name == v["gpu"]) - weights
+    left = next(n for gpu, n in MEMORY.items() if gpu.name == v["gpu"]) - weights
     sequence = kv_cache_bytes(v["context"], **sizes)
     token, fit = kv_cache_bytes(1, **sizes), max(0, int(left // sequence))
     return {"token": token, "sequence": sequence, "weights": weights, "left": left, "fit": fit}
@@ -71,7 +84,38 @@ def python_links(v):
     }
 
 
+def saving():
+    return saving_calculator(least_step, DECODERS)
+
+
+def python_saving(v):
+    model, gpu = DECODERS[v["model"]], next(gpu for gpu in GPUS if gpu.name == v["gpu"])
+    without, cached = (least_step(model, gpu, v["n"], cached=way, batch=v["batch"]) for way in (False, True))
+    weights, ridge = model.weight_bytes, gpu.ridge / v["batch"]
+    gain = f"{float(THREE_DIGITS.create_decimal(without / cached)):g}"
+    return {"without": without, "cached": cached, "gain": gain, "weights": weights, "ridge": ridge}
+
+
+def python_exponent(v):
+    scores = torch.arange(1.0, 5.0, dtype=torch.float64) + v["shift"]
+    values = 10 * torch.arange(1.0, 5.0, dtype=torch.float64)
+    pieces = [slice(0, v["split"]), slice(v["split"], 4)]
+    first, second = (Partial.of(scores[piece], values[piece, None]) for piece in pieces)
+    whole = first.merge(second)
+    numbers = {"l": whole.l, "acc": whole.acc, "out": whole.output()}
+    shown = {name: f"{x.item():.4f}" for name, x in numbers.items()}
+    return {"m": f"{whole.m:.0f}", **shown, "plain": plain_sum(scores.tolist(), values.tolist())}
+
+
+def test_the_exponent_at_its_start_is_that_of_the_package():
+    shown = dict(re.findall(r'data-result="(\w+)">([^<]*)<', exponent_calculator()._repr_html_()))
+    assert shown == python_exponent({"shift": 90, "split": 2})
+    assert shown["plain"] == "∞, output NaN"
+
+
 CALCULATORS = {
+    "exponent": (exponent_calculator, python_exponent),
+    "saving": (saving, python_saving),
     "cache": (cache, python_cache),
     "roofline": (roofline_calculator, python_roofline),
     "links": (links, python_links),
@@ -90,7 +134,7 @@ def test_same_bytes_each_time_nothing_from_elsewhere_and_a_label_for_every_input
     assert make()._repr_html_() == markup
     assert not re.search(r"https?:|@import|url\(|<link| src=(?!\"data:)", markup)
     labelled = re.findall(r"<label><span>[^<]+</span><(?:input|select) ", markup)
-    assert len(labelled) == len(re.findall(r"<(?:input|select) ", markup)) > 3
+    assert len(labelled) == len(re.findall(r"<(?:input|select) ", markup)) > 1
 
 
 @pytest.mark.parametrize(
@@ -112,9 +156,10 @@ def test_without_scripts_the_table_stands_and_says_at_which_settings():
     assert "one sequence 1.68 GB" in repr(cache())
 
 
-def test_without_scripts_the_roofline_is_a_picture():
-    left = untrusted(roofline_calculator()._repr_html_())
-    (source,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)" width="420" alt="Attainable FLOP/s', left)
+@pytest.mark.parametrize("make", [roofline_calculator, saving, exponent_calculator])
+def test_without_scripts_a_drawing_is_a_picture(make):
+    left = untrusted(make()._repr_html_())
+    (source,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)" width="420" alt="[^"]{40,}"', left)
     drawing = ElementTree.fromstring(base64.b64decode(source))
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<svg" not in left

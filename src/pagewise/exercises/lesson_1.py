@@ -1,4 +1,4 @@
-"""Exercises of lesson 1: safe softmax, the causal mask, the least time of an attention on a GPU."""
+"""Exercises of lesson 1: safe softmax, the causal mask, attention with shared KV heads, its time, its options."""
 
 import torch
 from torch import Tensor
@@ -102,6 +102,61 @@ CAUSAL_MASK = python_exercise(
 )
 
 
+def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return causal attention [H, T, D] of the queries q [H, T, D] over k and v [Hkv, S, D].
+
+    H is a multiple of Hkv, and neighbouring query heads share a KV head. The T queries are the last of the S tokens
+    (T ≤ S). You may use torch.softmax.
+    """
+    group = q.shape[0] // k.shape[0]
+    k, v = (x.repeat_interleave(group, dim=0) for x in (k, v))
+    T, S = q.shape[1], k.shape[1]
+    visible = torch.ones(T, S).tril(S - T).bool()
+    scores = (q @ k.mT / q.shape[2] ** 0.5).masked_fill(~visible, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def _heads(H: int, Hkv: int, T: int, S: int, D: int) -> Case:
+    generator = torch.Generator().manual_seed(H + 10 * S + 100 * T)
+    q, k = (torch.randint(-2, 3, shape, generator=generator).float() for shape in ((H, T, D), (Hkv, S, D)))
+    return call(q, k, torch.arange(1.0, Hkv * S * D + 1).reshape(Hkv, S, D))
+
+
+_SOFTMAX = "torch.softmax(scores, dim=-1)"
+
+GROUPED_ATTENTION = python_exercise(
+    grouped_attention,
+    [_heads(1, 1, 1, 2, 1), _heads(1, 1, 2, 2, 1), _heads(1, 1, 2, 3, 4), _heads(2, 1, 2, 3, 2), _heads(4, 2, 2, 5, 2)],
+    [
+        "nothing yet: The function returns nothing yet. Begin with one head: scores, mask, softmax, times V.",
+        ("    group =", "    return None\n    group ="),
+        "no scale: The scores are not divided by √D.",
+        (" / q.shape[2] ** 0.5", ""),
+        "scaled outside: The weights are divided by √D, so they no longer sum to 1. Divide the scores.",
+        (" / q.shape[2] ** 0.5", ""),
+        (_SOFTMAX, f"{_SOFTMAX} / q.shape[2] ** 0.5"),
+        "no mask: A query looks at keys of its future. Set their scores to −∞ before the softmax.",
+        ("tril(S - T)", "tril(S)"),
+        "top left: The mask is aligned top left, as if the queries were the first tokens. Query t is token t + S − T.",
+        ("tril(S - T)", "tril()"),
+        "masked after the softmax: The hidden weights are 0, but the others do not sum to 1. Mask the scores, before "
+        "the softmax.",
+        (".masked_fill(~visible, -torch.inf)", ""),
+        (_SOFTMAX, f"({_SOFTMAX} * visible)"),
+        "softmax over the queries: The weights of a *key* sum to 1. The softmax of a row runs over its keys, the last "
+        "dimension.",
+        (_SOFTMAX, "torch.softmax(scores, dim=-2)"),
+        "interleaved: Query heads 0 and 1 read different KV heads. Neighbouring query heads share one: head h reads "
+        "KV head h // (H / Hkv).",
+        ("x.repeat_interleave(group, dim=0)", "x.repeat(group, 1, 1)"),
+        "one KV head for all: All query heads read KV head 0.",
+        ("x.repeat_interleave(group, dim=0)", "x[:1]"),
+    ],
+    "this is the attention of every Llama, for one sequence.",
+    imports="import torch\nfrom torch import Tensor",
+)
+
+
 def least_time(shape: tuple[int, ...], gpu: Gpu) -> float:
     """Return the time in microseconds that an attention takes at least on a GPU, by the roofline.
 
@@ -173,4 +228,61 @@ flops = 4 * B * H * T * S * D
 return 1e6 * flops / gpu.peak_flops""",
 )
 
-EXERCISES = [SAFE_SOFTMAX, CAUSAL_MASK, LEAST_TIME]
+
+def changed_scores(scores: Tensor, softcap: float, slope: float, window: int) -> Tensor:
+    """Return the scores [T, S] of causal attention after softcap, ALiBi and window, in this order.
+
+    Softcap c makes c · tanh(s / c) of a score s. ALiBi subtracts slope · (distance from the query to the key). The
+    window keeps the `window` most recent visible keys, the query's own included. Other scores become −inf. The T
+    queries are the last of the S tokens.
+    """
+    T, S = scores.shape
+    distance = torch.arange(S - T, S)[:, None] - torch.arange(S)
+    scores = softcap * torch.tanh(scores / softcap) - slope * distance
+    return scores.masked_fill((distance < 0) | (distance >= window), -torch.inf)
+
+
+def _options(scores: list[list[float]], softcap: float, slope: float, window: int) -> Case:
+    return call(torch.tensor(scores), softcap, slope, window)
+
+
+CHANGED_SCORES = python_exercise(
+    changed_scores,
+    [
+        _options([[1.0, 2.0]], 100.0, 0.0, 2),
+        _options([[9.0, 0.0]], 2.0, 0.0, 2),
+        _options([[0.0, 0.0, 0.0]], 100.0, 0.5, 3),
+        _options([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.0]], 100.0, 0.0, 2),
+        _options([[4.0, 8.0, 1.0], [4.0, 8.0, 1.0]], 2.0, 1.0, 2),
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with the distance of each query to each key: query t is "
+        "token t + S − T.",
+        ("    T, S =", "    return None\n    T, S ="),
+        "no softcap: The scores are not capped: c · tanh(s / c) is never above c.",
+        ("softcap * torch.tanh(scores / softcap)", "scores"),
+        "tanh of the score: The cap changes small scores, too. Divide by c before the tanh.",
+        ("torch.tanh(scores / softcap)", "torch.tanh(scores)"),
+        "clamped: A softcap bends scores, and a limit cuts them. Use c · tanh(s / c).",
+        ("softcap * torch.tanh(scores / softcap)", "scores.clamp(-softcap, softcap)"),
+        "ALiBi rewards distance: Far keys gain. ALiBi *subtracts* slope · distance.",
+        ("- slope * distance", "+ slope * distance"),
+        "ALiBi before the softcap: The softcap bends the penalty of ALiBi, too. Cap the scores first.",
+        (
+            "softcap * torch.tanh(scores / softcap) - slope * distance",
+            "softcap * torch.tanh((scores - slope * distance) / softcap)",
+        ),
+        "top left: Your queries are the first tokens. Query t is token t + S − T.",
+        ("torch.arange(S - T, S)", "torch.arange(T)"),
+        "one key too many: The window has one key too many. The query's own key, at distance 0, is one of them.",
+        ("distance >= window", "distance > window"),
+        "the future is visible: A query sees keys after its own position: their distance is negative.",
+        ("(distance < 0) | (distance >= window)", "distance >= window"),
+        "no window: A query sees keys that are older than the window.",
+        ("(distance < 0) | (distance >= window)", "distance < 0"),
+    ],
+    "each change needs a score and two positions, and nothing from memory.",
+    imports="import torch\nfrom torch import Tensor",
+)
+
+EXERCISES = [SAFE_SOFTMAX, CAUSAL_MASK, GROUPED_ATTENTION, LEAST_TIME, CHANGED_SCORES]

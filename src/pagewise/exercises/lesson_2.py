@@ -1,4 +1,4 @@
-"""Exercises of lesson 2: tokens computed, a batched decode step, and the memory and positions of a cache."""
+"""Exercises of lesson 2: the loop that generates, its tokens, a batched decode step, and the memory of a cache."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,73 @@ from torch import Tensor
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.naive_attention import attention
+
+
+def generate_cached(model: Callable, attend: object, tokens: Tensor, num_new: int) -> Tensor:
+    """Return the tokens [1, T] of a prompt, followed by `num_new` more, each the likeliest after those before it.
+
+    logits = model(new, positions, attend) computes n new tokens. `new` and `positions` are int64 [1, n], and the first
+    token of a text has position 0. logits[0, i] belong to the token after new[0, i]. `attend` keeps the keys and
+    values of the new tokens, so that no token needs to be computed twice.
+    """
+    start = 0
+    for _ in range(num_new):
+        positions = torch.arange(start, tokens.shape[1], device=tokens.device)[None]
+        logits = model(tokens[:, start:], positions, attend)
+        start = tokens.shape[1]
+        tokens = torch.cat([tokens, logits[:, -1:].argmax(dim=-1)], dim=1)
+    return tokens
+
+
+def _loop(prompt: list[int], num_new: int) -> Case:
+    """Return a call with a model of seven tokens, whose choice depends on token, position and length of the cache."""
+
+    def run(theirs: Callable) -> object:
+        calls, cache = [], []
+
+        def model(new: Tensor, positions: Tensor, attend: list) -> Tensor:
+            calls.append([new[0].tolist(), positions[0].tolist()])
+            logits = torch.zeros(1, new.shape[1], 7)
+            for i, (token, position) in enumerate(zip(*calls[-1], strict=True)):
+                attend.append(token)
+                logits[0, i, (3 * token + 2 * position + len(attend)) % 7] = 1.0
+            return logits
+
+        tokens = theirs(model, cache, torch.tensor([prompt]), num_new)
+        return {"calls (tokens, positions)": calls, "result": tokens}
+
+    return Case(f"prompt {prompt}, num_new {num_new}", run)
+
+
+GENERATE_CACHED = python_exercise(
+    generate_cached,
+    [_loop([5], 1), _loop([5, 2], 1), _loop([5, 2], 2), _loop([3, 1, 4], 4)],
+    [
+        "nothing yet: The function does nothing yet. Begin with one call that computes the whole prompt, at positions "
+        "0 to T − 1. The last row of its logits chooses the first new token.",
+        ("    start = 0", "    return None\n    start = 0"),
+        "everything again: Every call computes the whole text. After the first call, the cache holds the prompt, so "
+        "the next call needs the newest token alone.",
+        ("        start = tokens.shape[1]\n", ""),
+        "no prefill: Your first call computes one token. The cache is empty at that time, so the first call must "
+        "compute the whole prompt.",
+        ("    start = 0", "    start = tokens.shape[1] - 1"),
+        "positions from 0: The positions of each call begin at 0. The cache holds earlier tokens, so a new token "
+        "continues after them.",
+        ("torch.arange(start, tokens.shape[1], device", "torch.arange(tokens.shape[1] - start, device"),
+        "logits of the first token: Your new token follows the first token of the call. The newest token is the last "
+        "of the call, so take the last row of the logits.",
+        ("logits[:, -1:]", "logits[:, :1]"),
+        "nothing new: Your second call computes no token. The newest token is chosen after the call that you counted: "
+        "it is not in the cache yet.",
+        ("        start = tokens.shape[1]\n", ""),
+        ("    return tokens", "        start = tokens.shape[1]\n    return tokens"),
+        "without the prompt: The calls are right, and the result lacks the prompt. Return all tokens.",
+        ("    return tokens", "    return tokens[:, -num_new:]"),
+    ],
+    "the prompt is computed once, and then every call computes one token.",
+    imports="from collections.abc import Callable\n\nimport torch\nfrom torch import Tensor",
+)
 
 
 def tokens_computed(prompt_len: int, num_new: int, cached: bool) -> int:
@@ -131,13 +198,13 @@ def outgrown_at(
 
 _SIZES = ("weight_bytes", "num_layers", "num_heads", "num_kv_heads", "head_size", "itemsize")
 _LLAMA_2_7B = (13_476_831_232, 32, 32, 32, 128, 2)
-_MISTRAL_7B = (14_483_464_192, 32, 32, 8, 128, 2)
+_LLAMA_3_8B = (16_060_522_496, 32, 32, 8, 128, 2)
 
 OUTGROWN_AT = python_exercise(
     outgrown_at,
     [
         call(**dict(zip(_SIZES, sizes, strict=True)))
-        for sizes in [(64, 1, 1, 1, 4, 4), (70, 1, 1, 1, 4, 4), (1000, 2, 4, 2, 8, 2), _LLAMA_2_7B, _MISTRAL_7B]
+        for sizes in [(64, 1, 1, 1, 4, 4), (70, 1, 1, 1, 4, 4), (1000, 2, 4, 2, 8, 2), _LLAMA_2_7B, _LLAMA_3_8B]
     ],
     [
         "nothing yet: The function returns nothing yet. Begin with the bytes of one token: count the layers, the KV "
@@ -160,48 +227,8 @@ OUTGROWN_AT = python_exercise(
         "a fraction: A number of tokens is a whole number. Look at the division: it must round up.",
         ("-(-weight_bytes // bytes_per_token)", "weight_bytes / bytes_per_token"),
     ],
-    f"the cache of Llama-2-7B outgrows the weights at {outgrown_at(*_LLAMA_2_7B):,} tokens, the cache of Mistral-7B at "
-    f"{outgrown_at(*_MISTRAL_7B):,}, because four query heads share a KV head.",
-)
-
-
-def decode_positions(num_cached: list[int], T: int) -> Tensor:
-    """Return the positions of the T new tokens of each sequence of a batch: [B, T] int64.
-
-    The cache holds num_cached[b] tokens of sequence b already. The first token of a text has position 0.
-    """
-    return torch.tensor(num_cached)[:, None] + torch.arange(T)
-
-
-DECODE_POSITIONS = python_exercise(
-    decode_positions,
-    [call([0], 3), call([3], 1), call([2, 2], 2), call([4, 1], 1), call([5, 2, 0], 2)],
-    [
-        "nothing yet: The function returns nothing yet. Begin with one sequence: after 3 cached tokens, 2 new tokens "
-        "have positions 3 and 4.",
-        ("    return torch", "    return None\n    return torch"),
-        "from 0: Your new tokens begin a new text, so RoPE turns their queries and keys by the wrong angles. Look at "
-        "the first new token of sequence b: num_cached[b] tokens come before it.",
-        ("torch.tensor(num_cached)", "0 * torch.tensor(num_cached)"),
-        "one too far: Your positions are one too high. Look at the first token of a text: it has position 0.",
-        ("arange(T)", "arange(1, T + 1)"),
-        "one for all: All sequences got the positions of the longest sequence. Look at the rows: row b starts at "
-        "num_cached[b].",
-        ("torch.tensor(num_cached)", "torch.tensor([max(num_cached)] * len(num_cached))"),
-        "transposed: Your result is transposed. Look at the shape: it has a row for each sequence and a column for "
-        "each new token.",
-        ("[:, None] + torch.arange(T)", " + torch.arange(T)[:, None]"),
-        "of the text so far: Your result has positions of cached tokens. Look at the number of columns: it is T, "
-        "because the step computes the new tokens alone.",
-        (
-            "torch.tensor(num_cached)[:, None] + torch.arange(T)",
-            "torch.arange(max(num_cached) + T).expand(len(num_cached), -1)",
-        ),
-        "floats: Your positions are fractions. Look at the dtype: positions are whole numbers, int64.",
-        ("arange(T)", "arange(float(T))"),
-    ],
-    "every sequence continues where its cached tokens end.",
-    imports="import torch\nfrom torch import Tensor",
+    f"the cache of Llama-2-7B outgrows the weights at {outgrown_at(*_LLAMA_2_7B):,} tokens, the cache of Llama-3-8B at "
+    f"{outgrown_at(*_LLAMA_3_8B):,}, because four query heads share a KV head.",
 )
 
 
@@ -216,7 +243,7 @@ def sequences_that_fit(memory: int, weight_bytes: int, bytes_per_token: int, len
 
 
 _CARD = ("memory", "weight_bytes", "bytes_per_token", "length")
-_LLAMA_13B = (80_000_000_000, 26_031_728_640, 819_200, 2048)
+_LLAMA_13B = (81_920 * 2**20, 26_031_728_640, 819_200, 2048)  # an A100 of "80 GB" reports 81,920 MiB
 
 SEQUENCES_THAT_FIT = python_exercise(
     sequences_that_fit,
@@ -250,4 +277,65 @@ SEQUENCES_THAT_FIT = python_exercise(
     f"{sequences_that_fit(*_LLAMA_13B)} sequences of LLaMA-13B fit beside the weights.",
 )
 
-EXERCISES = [TOKENS_COMPUTED, DECODE_BATCH, OUTGROWN_AT, DECODE_POSITIONS, SEQUENCES_THAT_FIT]
+
+def most_users(memory: int, bandwidth: float, weight_bytes: int, sequence_bytes: int, seconds: float) -> int:
+    """Return how many users a GPU can serve at a time if none may wait longer than `seconds` for a token.
+
+    A step gives one token to each user. It reads the weights once and the cache of every user, at `bandwidth` bytes
+    per second, and takes as long as these reads. Weights and caches must also fit into `memory` bytes.
+    """
+    fit = (memory - weight_bytes) // sequence_bytes
+    quick = (seconds * bandwidth - weight_bytes) // sequence_bytes
+    return int(max(0, min(fit, quick)))
+
+
+_GPU = ("memory", "bandwidth", "weight_bytes", "sequence_bytes", "seconds")
+_A100, _WEIGHTS, _SEQUENCE = (81_920 * 2**20, 2039e9), 26_031_728_640, 2048 * 819_200
+
+MOST_USERS = python_exercise(
+    most_users,
+    [
+        call(**dict(zip(_GPU, sizes, strict=True)))
+        for sizes in [
+            (100, 10.0, 20, 10, 100.0),
+            (100, 10.0, 20, 10, 5.0),
+            (100, 10.0, 20, 10, 1.0),
+            (100, 8.0, 30, 20, 9.0),
+            (*_A100, _WEIGHTS, _SEQUENCE, 0.03),
+            (*_A100, _WEIGHTS, _SEQUENCE, 0.1),
+        ]
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Begin with the users that fit into the memory. Then compute "
+        "how many bytes a step can read in `seconds`.",
+        ("    fit =", "    return None\n    fit ="),
+        "memory alone: Your users fit into the memory, but they wait too long. A step reads the weights and every "
+        "cache: find out how many caches it can read in `seconds`.",
+        ("min(fit, quick)", "fit"),
+        "time alone: Your users get their tokens in time, but their caches do not fit into the memory beside the "
+        "weights.",
+        ("min(fit, quick)", "quick"),
+        "the larger limit: A GPU must keep both limits. Take the smaller number of users.",
+        ("min(fit, quick)", "max(fit, quick)"),
+        "free weights: Your step reads the caches alone. It reads the weights, too.",
+        ("(seconds * bandwidth - weight_bytes)", "(seconds * bandwidth)"),
+        "weights for each: Your step reads the weights once for each user. One read serves all of them.",
+        (
+            "(seconds * bandwidth - weight_bytes) // sequence_bytes",
+            "seconds * bandwidth // (weight_bytes + sequence_bytes)",
+        ),
+        "below zero: Your number of users is negative. If the weights alone take longer than `seconds`, no user can be "
+        "served.",
+        ("max(0, min(fit, quick))", "min(fit, quick)"),
+        "rounded up: Your last user does not fit completely. Round down.",
+        ("(memory - weight_bytes) // sequence_bytes", "-(-(memory - weight_bytes) // sequence_bytes)"),
+        (
+            "(seconds * bandwidth - weight_bytes) // sequence_bytes",
+            "-(-(seconds * bandwidth - weight_bytes) // sequence_bytes)",
+        ),
+    ],
+    f"an A100 serves {most_users(*_A100, _WEIGHTS, _SEQUENCE, 0.03)} users of LLaMA-13B if a token may take 30 ms, and "
+    f"{most_users(*_A100, _WEIGHTS, _SEQUENCE, 0.1)} if it may take 100 ms: then the memory is the limit.",
+)
+
+EXERCISES = [GENERATE_CACHED, TOKENS_COMPUTED, OUTGROWN_AT, DECODE_BATCH, SEQUENCES_THAT_FIT, MOST_USERS]

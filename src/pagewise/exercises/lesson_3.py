@@ -1,16 +1,19 @@
-"""Exercises of lesson 3: the merge, taking keys out of a summary, attention in one pass as a Triton kernel."""
+"""Exercises of lesson 3: the merge, the loop over tiles in torch and in Triton, taking keys out of a summary."""
 
 import inspect
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pagewise.exercises.code import Gap, device_code, with_gaps
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.triton import TritonExercise, launching
 from pagewise.exercises.values import text
+from pagewise.online_softmax import Partial
 from pagewise.tools.launch import launch
 
 INF = math.inf
@@ -85,6 +88,76 @@ MERGE = python_exercise(
     "pieces merge in any order, and an empty piece changes nothing.",
     imports=IMPORTS,
     bug=[(_ACC, _WRONG_AXIS), _NO_GUARD],
+)
+
+
+def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, tile_size: int) -> Tensor:
+    """Return attention [T, D] of q [T, D] over k and v [S, D], without a mask.
+
+    Compute the scores of `tile_size` keys at a time (the last tile may have fewer), and keep a Partial of the keys seen
+    so far: Partial.empty(T, head_size=D), Partial.of(scores, values), a.merge(b) and a.output().
+    """
+    seen = Partial.empty(q.shape[0], head_size=q.shape[1])
+    for start in range(0, k.shape[0], tile_size):
+        tile = slice(start, start + tile_size)
+        seen = seen.merge(Partial.of(q @ k[tile].mT / q.shape[1] ** 0.5, v[tile]))
+    return seen.output()
+
+
+class _Largest(TorchFunctionMode):
+    """Keep the largest number of elements of any tensor that a function of torch returns."""
+
+    largest = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.largest = max(self.largest, result.numel())
+        return result
+
+
+def _tiles(T: int, S: int, D: int, tile_size: int) -> Case:
+    generator = torch.Generator().manual_seed(S)
+    q, k = (torch.randint(-2, 3, (n, D), generator=generator).float() for n in (T, S))
+    v = torch.arange(1.0, S * D + 1).reshape(S, D)
+
+    def run(theirs: Callable) -> object:
+        with _Largest() as seen:
+            result = theirs(q.clone(), k.clone(), v.clone(), tile_size)
+        return {"out": result, "all scores at a time": int(seen.largest >= T * S)} if S >= 64 else result
+
+    return Case(f"{{name}}({text(q)}, {text(k)}, {text(v)}, {tile_size})", run)
+
+
+_MERGED = "seen.merge(Partial.of(q @ k[tile].mT / q.shape[1] ** 0.5, v[tile]))"
+
+ATTEND_IN_TILES = python_exercise(
+    attend_in_tiles,
+    [_tiles(1, 2, 1, 2), _tiles(1, 4, 1, 2), _tiles(2, 4, 4, 2), _tiles(2, 5, 2, 2), _tiles(32, 64, 4, 8)],
+    [
+        "nothing yet: The function returns nothing yet. Begin with an empty Partial of T queries, and a loop over the "
+        "starts of the tiles.",
+        ("    seen = Partial.empty", "    return None\n    seen = Partial.empty"),
+        "no scale: The scores are not divided by √D.",
+        (" / q.shape[1] ** 0.5", ""),
+        "only the last tile: The result knows the last tile alone. Merge each tile with what was seen before.",
+        (_MERGED, "Partial.of(q @ k[tile].mT / q.shape[1] ** 0.5, v[tile])"),
+        "the last tile is missing: The last tile is incomplete, and your loop leaves it out. A slice past the end is "
+        "short, so no special case is needed.",
+        ("range(0, k.shape[0], tile_size)", "range(0, k.shape[0] - tile_size + 1, tile_size)"),
+        "the first tile each time: Every step reads the first keys. The tile begins at `start`.",
+        ("slice(start, start + tile_size)", "slice(0, tile_size)"),
+        "not divided: The result is acc. The output is acc / l: call `output()` at the end.",
+        ("seen.output()", "seen.acc"),
+        "values of the first tile: Scores and values belong to different keys. Take the values of the same tile.",
+        ("v[tile]", "v[:tile_size][: k[tile].shape[0]]"),
+        "all scores at once: The numbers are right, but all scores exist at one time. Compute the scores of a tile "
+        "inside the loop.",
+        ("    seen = Partial.empty", "    scores = q @ k.mT / q.shape[1] ** 0.5\n    seen = Partial.empty"),
+        ("q @ k[tile].mT / q.shape[1] ** 0.5", "scores[:, tile]"),
+    ],
+    "these lines are the inner loop of FlashAttention.",
+    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.online_softmax import Partial",
 )
 
 
@@ -231,4 +304,4 @@ ONE_PASS_KERNEL = TritonExercise(
     "one pass, three numbers, any length. FlashAttention's inner loop (lesson 6) is this loop with matrices.",
 )
 
-EXERCISES = [MERGE, OUTPUT_OF_REST, ONE_PASS_KERNEL]
+EXERCISES = [MERGE, ATTEND_IN_TILES, ONE_PASS_KERNEL, OUTPUT_OF_REST]

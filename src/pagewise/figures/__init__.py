@@ -4,18 +4,32 @@ The imports below list which module draws which figure. All of them use the colo
 figures, boxes, arrows and legends of `drawing`. The `moving_` modules draw the pictures of a stepper (`steps`).
 """
 
-from pagewise.figures.attention import equations, head_maps
+from pagewise.figures.attention import equations, free_changes, head_maps
 from pagewise.figures.bands import histogram, score_bands, score_histogram
 from pagewise.figures.blocks import chains, memory_map, owner_colours, query_over_blocks, snapshot, tables_and_pool
-from pagewise.figures.calculators import cache_calculator, link_calculator, roofline_calculator
+from pagewise.figures.caching import next_token_times, users_until_full
+from pagewise.figures.calculators import (
+    cache_calculator,
+    exponent_calculator,
+    link_calculator,
+    roofline_calculator,
+    saving_calculator,
+)
 from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks, tile_width
-from pagewise.figures.dataflow import cache_timeline, decoder_flow, one_kernel, operator_map, three_kernels
+from pagewise.figures.dataflow import (
+    cache_timeline,
+    decoder_flow,
+    decoder_shapes,
+    one_kernel,
+    operator_map,
+    three_kernels,
+)
 from pagewise.figures.drawing import show
 from pagewise.figures.exchanges import all_to_all, process_timelines
 from pagewise.figures.flat_step import flat_step
 from pagewise.figures.latencies import latencies
 from pagewise.figures.limits import unit_times
-from pagewise.figures.merges import merge_trees, tiles_held
+from pagewise.figures.merges import merge_trees, precision_errors, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_keys import key_range_steps

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from pagewise.figures.charts import heatmap
+from pagewise.figures.charts import bars, heatmap
 from pagewise.figures.drawing import bare, box, diagram, subplots
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 
@@ -49,6 +49,7 @@ def equations(
 
 def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str = "") -> None:
     """Draw a panel per way of sharing. `maps` gives the KV head that each query head reads."""
+    alt = alt or "; ".join(f"{name}: query heads 0 to {len(of) - 1} read KV heads {of}" for name, of in maps.items())
     heads = max(map(len, maps.values()))
     with subplots(1, len(maps), size=(6.4, 2.1), title=title, alt=alt, fontsize=12) as (_, axes):
         for ax, (name, reads) in zip(axes, maps.items(), strict=True):
@@ -61,3 +62,22 @@ def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str = "") -
                 box(ax, x - 0.4, 0.0, 0.8, 0.25, f"kv{i}", fill=FILLS[i % 4])
             ax.set_title(name)
             diagram(ax, (-0.5, heads - 0.5), (-0.05, 1.1))
+
+
+def free_changes(apart: Mapping[str, float], fused: Mapping[str, float]) -> None:
+    """Draw the MB that attention moves with each option: as operations of their own, and in one kernel."""
+    least, most = min(apart.values()), max(apart.values())
+    alt = f"As operations of their own, attention moves {least:.0f} to {most:.0f} MB, more with each option. In one "
+    alt += f"kernel it moves {min(fused.values()):.0f} MB with any option."
+    series = {"operations of their own": [*apart.values()], "one kernel": [*fused.values()]}
+    title, beside = "In one kernel, a change of the scores moves no bytes", {"legend_outside": True, "width": 7.2}
+    bars(
+        [*apart],
+        series,
+        title=title,
+        ylabel="MB moved in GPT-2's layer",
+        horizontal=True,
+        values=",.0f",
+        alt=alt,
+        **beside,
+    )

@@ -1,7 +1,7 @@
-"""Calculators with sliders: the size of a KV cache, an attention step under the roofline, one sequence on many GPUs.
+"""Calculators with sliders: a KV cache's size and gain, a step under the roofline, a merge, a sequence on many GPUs.
 
-The page computes the same as `kv_cache_bytes`, `AttentionCost`, `Gpu` and `sent_bytes`. It gets every constant from
-here as JSON. Without scripts, the page shows the table of the first settings.
+The page computes the same as `kv_cache_bytes`, `least_step`, `AttentionCost`, `Gpu` and `sent_bytes`. It gets every
+constant from here as JSON. Without scripts, the page shows the table of the first settings.
 """
 
 import base64
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pagewise.figures.palette import INK, ORANGE, PALETTE
+from pagewise.figures.palette import INK, ORANGE, PALETTE, SAND
 from pagewise.figures.steps import Embedded, fill, tag
-from pagewise.tools.roofline import GPUS, H100, AttentionCost
+from pagewise.tools.roofline import GPUS, H100, MEMORY, AttentionCost
 
 Values = dict[str, Any]  # of the inputs, by their names
 
@@ -26,9 +26,9 @@ THREE_DIGITS = Context(prec=3, rounding=ROUND_HALF_UP)  # as the script's toPrec
 POWERS = [2**i for i in range(18)]
 LINKS = {"NVLink, 450 GB/s": 450e9, "network, 50 GB/s": 50e9}  # bytes/s that a GPU can send
 
-# The drawing of the roofline: its size, the place of its axes, and their ranges.
+
+# A drawing: its size and the place of its axes.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 260, 48, 398, 10, 220
-INTENSITIES, FLOPS = (1e-1, 1e4), (1e11, 1e16)
 
 
 class Slider(NamedTuple):
@@ -75,7 +75,7 @@ def cache_calculator(kv_cache_bytes: Callable[..., int], models: Mapping[str, tu
         Slider("head_size", "head size", range(32, 257, 8), start["head_size"]),
         Slider("context", "context (tokens)", POWERS, 2048),
         Choice("dtype", "dtype of the cache", {name: {"itemsize": n} for name, n in DTYPES.items()}, "float16"),
-        Choice("gpu", "card", {gpu.name: {"memory": gpu.memory} for gpu in GPUS}, GPUS[0].name),
+        Choice("gpu", "card", {gpu.name: {"memory": n} for gpu, n in MEMORY.items()}, GPUS[0].name),
     ]
 
     v = _start(inputs)
@@ -111,7 +111,7 @@ def roofline_calculator() -> Embedded:
     attainable = gpu.attainable(cost.intensity)
     results = [
         Result("new", "new tokens", new),
-        Result("flops", "arithmetic", cost.flops, "FLOP"),
+        Result("flops", "arithmetic of the pairs that a causal mask leaves", cost.flops, "FLOP"),
         Result("bytes", "bytes moved, 16 bits a number", cost.bytes_moved, "B"),
         Result("intensity", "intensity", cost.intensity, "FLOP/B"),
         Result("ridge", "the card's ridge", gpu.ridge, "FLOP/B"),
@@ -122,6 +122,79 @@ def roofline_calculator() -> Embedded:
     drawing = _roofline_svg((cost.intensity, attainable))
     title = "Where does a step of attention sit under the roof?"
     return _calculator("roofline.js", inputs, results, title, drawing)
+
+
+def saving_calculator(least_step: Callable[..., float], models: Mapping[str, Any]) -> Embedded:
+    """Return a calculator of the least time for the next token, with a KV cache and without.
+
+    Args:
+        least_step: lesson 2's function, `experiments.cached_steps.least_step`. Tests compare the page with it.
+        models: name → its `Sizes`. The calculator starts with the first.
+    """
+    gpus = {gpu.name: gpu for gpu in GPUS}
+    presets = {name: model._asdict() for name, model in models.items()}
+    cards = {name: {"peak_flops": gpu.peak_flops, "bandwidth": gpu.bandwidth} for name, gpu in gpus.items()}
+    inputs = [
+        Choice("model", "model, 16 bits", presets, next(iter(presets))),
+        Slider("n", "tokens in each text", POWERS, 256),
+        Slider("batch", "texts in one call", POWERS[:9], 1),
+        Choice("gpu", "card", cards, H100.name),
+    ]
+    v = _start(inputs)
+    model, gpu, batch = models[v["model"]], gpus[v["gpu"]], v["batch"]
+    without, cached = (least_step(model, gpu, v["n"], cached=way, batch=batch) for way in (False, True))
+    results = [
+        Result("without", "least time without a cache", without, "s"),
+        Result("cached", "least time with a cache", cached, "s"),
+        Result("gain", "a cache saves a factor of", f"{float(THREE_DIGITS.create_decimal(without / cached)):g}"),
+        Result("weights", "weights that each call reads", model.weight_bytes, "B"),
+        Result("ridge", "tokens at which arithmetic takes over", gpu.ridge / batch, "tokens"),
+    ]
+    curves = {
+        name: [(n, least_step(model, gpu, n, cached=way, batch=batch)) for n in POWERS]
+        for name, way in (("without a cache", False), ("with a cache", True))
+    }
+    drawing = _saving_svg(curves, v["n"], gpu.ridge / batch)
+    return _calculator("cache_saving.js", inputs, results, "When does a KV cache save time?", drawing)
+
+
+def exponent_calculator() -> Embedded:
+    """Return a calculator that merges two summaries (m, l, acc) of four keys, with any number added to every score.
+
+    Beside the merge, the table shows the plain sum of exp(score) in float32, which overflows.
+    """
+    inputs = [
+        Slider("shift", "add to every score", range(-120, 121, 10), 90),
+        Slider("split", "keys in the first piece", (1, 2, 3), 2),
+    ]
+    v = _start(inputs)
+    scores, values = [s + v["shift"] for s in (1, 2, 3, 4)], [10.0, 20.0, 30.0, 40.0]
+
+    def summary(start: int, stop: int) -> tuple[int, float, float]:
+        m = max(scores[start:stop])
+        weights = [math.exp(s - m) for s in scores[start:stop]]
+        return m, sum(weights), sum(w * value for w, value in zip(weights, values[start:stop], strict=True))
+
+    first, second = summary(0, v["split"]), summary(v["split"], 4)
+    m, l, acc = merged = summary(0, 4)
+    results = [
+        Result("m", "m of all keys", str(m)),
+        Result("l", "l", f"{l:.4f}"),
+        Result("acc", "acc", f"{acc:.4f}"),
+        Result("out", "output acc / l", f"{acc / l:.4f}"),
+        Result("plain", "without m, in float32: Σ exp(score)", plain_sum(scores, values)),
+    ]
+    drawing = _merge_svg({"first": first, "second": second, "merged": merged}, scores, v["split"])
+    return _calculator("exponent.js", inputs, results, "m is only an exponent: which numbers change with it?", drawing)
+
+
+def plain_sum(scores: Sequence[float], values: Sequence[float]) -> str:
+    """Return the sum of exp(score) in float32 and the output that follows from it, as the page writes them."""
+    weights = torch.tensor(scores, dtype=torch.float64).exp().float()
+    plain, weighted = weights.sum().item(), (weights * torch.tensor(values)).sum().item()
+    size = "∞" if plain == math.inf else "0" if plain == 0 else re.sub(r"e([+-])0*", r"e\1", f"{plain:.2e}")
+    out = weighted / plain if plain not in (0.0, math.inf) and weighted < math.inf else math.nan
+    return f"{size}, output {'NaN' if math.isnan(out) else format(out, '.2f')}"
 
 
 def link_calculator(sent_bytes: Callable[..., dict[str, float]], models: Mapping[str, tuple[int, ...]]) -> Embedded:
@@ -222,42 +295,114 @@ def written(value: float | str, unit: str) -> str:
     return f"{float(THREE_DIGITS.create_decimal(value / size)):g} {prefix}{unit}"
 
 
+class _LogAxes(NamedTuple):
+    """Two logarithmic axes of a drawing, and what is drawn on them."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return the point of the drawing, inside of the axes."""
+        shares = []
+        for value, (low, high) in ((x, self.x), (y, self.y)):
+            shares.append(min(1.0, max(0.0, math.log(value / low) / math.log(high / low))))
+        return LEFT + (RIGHT - LEFT) * shares[0], BOTTOM - (BOTTOM - TOP) * shares[1]
+
+    def curve(self, points: Sequence[tuple[float, float]], **attributes: object) -> str:
+        return _line(*(self.place(*point) for point in points), **attributes)
+
+    def grid(self, xs: Mapping[float, str], ys: Mapping[float, str]) -> list[str]:
+        """Return a grey line and a label for each of these values."""
+        drawn = []
+        for x, label in xs.items():
+            ends = [self.place(x, y) for y in self.y]
+            drawn.append(_line(*ends, stroke="#d9d9e3"))
+            drawn.append(_text(ends[0][0], BOTTOM + 16, label, text_anchor="middle"))
+        for y, label in ys.items():
+            ends = [self.place(x, y) for x in self.x]
+            drawn.append(_line(*ends, stroke="#d9d9e3"))
+            drawn.append(_text(LEFT - 4, ends[0][1] + 4, label, text_anchor="end"))
+        return drawn
+
+    def svg(self, drawn: Sequence[str], label: str) -> str:
+        axes = " ".join(f"{n:g}" for n in (*self.x, *self.y, LEFT, RIGHT, BOTTOM, TOP))
+        box = f"0 0 {WIDTH} {HEIGHT}"
+        return tag("svg", "\n".join(drawn), viewBox=box, role="img", aria_label=label, data_axes=axes)
+
+
+def _line(*points: tuple[float, float], **attributes: object) -> str:
+    return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), fill="none", **attributes)
+
+
+def _text(x: float, y: float, words: str, **attributes: object) -> str:
+    return tag("text", html.escape(words), x=f"{x:.1f}", y=f"{y:.1f}", fill=INK, font_size=12, **attributes)
+
+
+def _dot(x: float, y: float, **attributes: object) -> str:
+    look = {"fill": ORANGE, "stroke": INK, "stroke_width": 1.5}
+    return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=7, **(look | attributes))
+
+
 def _roofline_svg(point: tuple[float, float]) -> str:
     """Return a drawing of attainable FLOP/s over intensity, with a roof per GPU and a point for the step."""
-
-    def share(value: float, low: float, high: float) -> float:
-        """Return the place of `value` on a logarithmic axis, from 0 at its beginning to 1 at its end."""
-        return min(1.0, max(0.0, math.log(value / low) / math.log(high / low)))
-
-    def place(intensity: float, flops: float) -> tuple[float, float]:
-        return LEFT + (RIGHT - LEFT) * share(intensity, *INTENSITIES), BOTTOM - (BOTTOM - TOP) * share(flops, *FLOPS)
-
-    def line(*points: tuple[float, float], **attributes: object) -> str:
-        return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), fill="none", **attributes)
-
-    def text(x: float, y: float, words: str, **attributes: object) -> str:
-        return tag("text", html.escape(words), x=f"{x:.1f}", y=f"{y:.1f}", fill=INK, font_size=12, **attributes)
-
-    drawn = []
-    for power in range(-1, 5):
-        ends = [place(10.0**power, flops) for flops in FLOPS]
-        drawn.append(line(*ends, stroke="#d9d9e3"))
-        drawn.append(text(ends[0][0], BOTTOM + 16, f"{10.0**power:g}", text_anchor="middle"))
-    for power in range(11, 17):
-        ends = [place(intensity, 10.0**power) for intensity in INTENSITIES]
-        drawn.append(line(*ends, stroke="#d9d9e3"))
-        drawn.append(text(LEFT - 4, ends[0][1] + 4, f"{10.0 ** (power - 12):g}", text_anchor="end"))
+    axes = _LogAxes((1e-1, 1e4), (1e11, 1e16))
+    flops = {10.0**power: f"{10.0 ** (power - 12):g}" for power in range(11, 17)}
+    drawn = axes.grid({10.0**power: f"{10.0**power:g}" for power in range(-1, 5)}, flops)
     for i, gpu in enumerate(GPUS):
         look = {"stroke": PALETTE[i], "stroke_width": 2, "stroke_dasharray": (None, "6 3", "6 3 2 3")[min(i, 2)]}
-        roof = [place(x, gpu.attainable(x)) for x in (INTENSITIES[0], gpu.ridge, INTENSITIES[1])]
+        roof = [(x, gpu.attainable(x)) for x in (axes.x[0], gpu.ridge, axes.x[1])]
         y = 140 + 18 * i
-        drawn += [line(*roof, **look, data_gpu=gpu.name), line((250, y), (280, y), **look), text(286, y + 4, gpu.name)]
-    drawn.append(text((LEFT + RIGHT) / 2, HEIGHT - 6, "intensity (FLOP per byte moved)", text_anchor="middle"))
-    drawn.append(text(LEFT + 6, TOP + 16, "TFLOP/s attainable", text_anchor="start"))
-    x, y = place(*point)
-    drawn.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=7, fill=ORANGE, stroke=INK, stroke_width=1.5))
+        drawn += [axes.curve(roof, **look, data_gpu=gpu.name), _line((250, y), (280, y), **look)]
+        drawn.append(_text(286, y + 4, gpu.name))
+    drawn.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, "intensity (FLOP per byte moved)", text_anchor="middle"))
+    drawn.append(_text(LEFT + 6, TOP + 16, "TFLOP/s attainable", text_anchor="start"))
+    drawn.append(_dot(*axes.place(*point)))
     label = "Attainable FLOP/s over intensity on logarithmic axes: a slope that memory sets, then a flat roof that "
     label += "arithmetic sets, for " + ", ".join(gpu.name for gpu in GPUS) + ". A dot marks the step."
-    axes = " ".join(f"{n:g}" for n in (*INTENSITIES, *FLOPS, LEFT, RIGHT, BOTTOM, TOP))
-    box = f"0 0 {WIDTH} {HEIGHT}"
-    return tag("svg", "\n".join(drawn), viewBox=box, role="img", aria_label=label, data_axes=axes)
+    return axes.svg(drawn, label)
+
+
+def _saving_svg(curves: Mapping[str, Sequence[tuple[int, float]]], n: int, ridge: float) -> str:
+    """Return a drawing of seconds over tokens: a curve for each way, a dot on each at n, and a line at the ridge."""
+    axes = _LogAxes((1, POWERS[-1]), (1e-3, 1e3))
+    times = {1e-3: "1 ms", 1e-2: "10 ms", 1e-1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s", 1e3: "1000 s"}
+    drawn = axes.grid({n: f"{n:,}" for n in (1, 16, 256, 4096, 65536)}, times)
+    for i, (name, curve) in enumerate(curves.items()):
+        look = {"stroke": (ORANGE, INK)[i], "stroke_width": 2.5, "stroke_dasharray": (None, "6 3")[i]}
+        y = TOP + 22 + 18 * i
+        drawn += [axes.curve(curve, **look, data_curve=name), _line((LEFT + 12, y), (LEFT + 42, y), **look)]
+        drawn.append(_text(LEFT + 48, y + 4, name))
+    drawn.append(axes.curve([(ridge, y) for y in axes.y], stroke=INK, stroke_dasharray="2 3", data_ridge="here"))
+    drawn += [_dot(*axes.place(n, dict(curve)[n]), data_dot=name) for name, curve in curves.items()]
+    drawn.append(_text((LEFT + RIGHT) / 2, HEIGHT - 6, "tokens in each text (dotted: the ridge)", text_anchor="middle"))
+    label = "Least seconds of the next token over the tokens of the text, on logarithmic axes. Up to the ridge, both "
+    label += "curves are flat and equal. Beyond it, the curve without a cache rises. A dot on each marks the setting."
+    return axes.svg(drawn, label)
+
+
+def _merge_svg(summaries: Mapping[str, tuple[int, float, float]], scores: Sequence[int], split: int) -> str:
+    """Return a drawing of two summaries that merge: boxes with m, l and acc, and the factor of each on its edge."""
+    drawn, places = [], {"first": (90, 24), "second": (290, 24), "merged": (190, 152)}
+    m = summaries["merged"][0]
+    for name, (x, y) in places.items():
+        if name != "merged":
+            drawn.append(_line((x, y + 78), (190, 152), stroke=INK, stroke_width=1.5))
+            factor = "× 1" if summaries[name][0] == m else f"× e^({summaries[name][0]} − {m})"
+            side = ("end", -20) if name == "first" else ("start", 20)
+            middle = ((x + 190) / 2 + side[1], y + 112)
+            drawn.append(_text(*middle, factor, text_anchor=side[0], data_text=f"{name}-factor"))
+            of = scores[:split] if name == "first" else scores[split:]
+            words = ", ".join(map(str, of))
+            drawn.append(_text(x, y - 8, words, text_anchor="middle", data_text=f"{name}-scores"))
+        fill = SAND if name == "merged" else "#ffffff"
+        drawn.append(tag("rect", x=x - 65, y=y, width=130, height=78, fill=fill, stroke=INK))
+        top, l, acc = summaries[name]
+        for i, (key, text) in enumerate((("m", f"m = {top}"), ("l", f"l = {l:.4f}"), ("acc", f"acc = {acc:.4f}"))):
+            weight = "bold" if key == "m" else None
+            look = {"text_anchor": "middle", "font_weight": weight, "data_text": f"{name}-{key}"}
+            drawn.append(_text(x, y + 21 + 22 * i, text, **look))
+    label = (
+        "Two boxes with the scores, m, l and acc of a piece, and a box of both pieces below. Each edge has the factor "
+    )
+    label += "of l and acc in the merge. When a number is added to every score, only the three m change."
+    return tag("svg", "\n".join(drawn), viewBox=f"0 0 {WIDTH} 240", role="img", aria_label=label)

@@ -98,6 +98,22 @@ def decoder_flow(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
     flow(panels, _DECODER_BOXES, _DECODER_ARROWS, title=title, filled=["KV cache"], size=size, alt=alt)
 
 
+def decoder_shapes(prefill: Mapping[str, Sequence[int]], decode: Mapping[str, Sequence[int]]) -> None:
+    """Draw one call of a decoder with the shapes of a prefill. A size that decode changes is bold, as in **6 → 1**."""
+
+    def marked(name: str) -> str:
+        pairs = zip(prefill[name], decode[name], strict=True)
+        return ", ".join(str(a) if a == b else rf"$\mathbf{{{a} \to {b}}}$" for a, b in pairs)
+
+    labels = {name: f"{name} [{marked(name)}]" for name in prefill}
+    (before, after), new = (shapes["K"][2] for shapes in (prefill, decode)), decode["q"][2]
+    labels["KV cache"] = rf"KV cache: $\mathbf{{{before} \to {after}}}$ tokens"
+    alt = "One call of a decoder: embed, norm, q k v, cache, attention, output projection, logits. The token axis goes "
+    alt += f"from {before} to {new}, but in K, V and the keys of the scores from {before} to {after}."
+    title = "Which sizes change from prefill to decode?"
+    decoder_flow({"shapes in prefill → in decode": labels}, title=title, alt=alt)
+
+
 def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
     """Draw the operators of a decoder's layer with their sizes, in a panel for each phase.
 
@@ -111,8 +127,18 @@ def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: st
     flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, alt=alt)
 
 
-def three_kernels(moved: Mapping[str, int], *, title: str, alt: str = "") -> None:
-    """Draw standard attention's eight reads and writes, from `standard_attention_bytes`. More bytes: thicker arrow."""
+def three_kernels(moved: Mapping[str, int], *, title: str = "", alt: str = "") -> None:
+    """Draw standard attention's eight reads and writes, from `standard_attention_bytes`. More bytes: thicker arrow.
+
+    The default title is the share of scores and P in all bytes.
+    """
+    large, small = (f"{moved[move] / 1e6:.1f} MB" for move in ("read S", "read Q"))
+    share = sum(n for move, n in moved.items() if move[-1] in "SP") / sum(moved.values())
+    title = title or f"{share:.0%} of the bytes are scores and P, which nobody asked for"
+    alt = alt or (
+        "The first kernel reads Q and K and writes scores. Softmax reads scores and writes P. The last one reads P and "
+        f"V and writes O. Scores or P are {large}, any other matrix {small}."
+    )
     _kernels(_KERNELS, _MOVES, "a kernel per step", moved, max(moved.values()), title=title, alt=alt)
 
 

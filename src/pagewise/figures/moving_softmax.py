@@ -11,6 +11,12 @@ from pagewise.figures.drawing import box, colour_key, diagram, rectangle
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import Embedded, stepper
 
+STEPS_TITLE = "How do m, l and acc change as pieces of keys arrive?"
+STEPS_ALT = (
+    "Three rows: scores with a line at m, bars of exp(score − m), and boxes with m, l and acc. When m rises, all "
+    "earlier bars shrink before the new bar appears."
+)
+
 
 class _Moment(NamedTuple):
     state: Any  # the summary (m, l, acc)
@@ -20,7 +26,13 @@ class _Moment(NamedTuple):
 
 
 def softmax_steps(
-    partial: type[Any], scores: Tensor, values: Tensor, *, pieces: Sequence[int], title: str, alt: str
+    partial: type[Any],
+    scores: Tensor,
+    values: Tensor,
+    *,
+    pieces: Sequence[int],
+    title: str = STEPS_TITLE,
+    alt: str = STEPS_ALT,
 ) -> Embedded:
     """Return a stepper over the summary (m, l, acc) as keys arrive. If m rises, there are two steps: shrink, grow.
 

@@ -42,6 +42,8 @@ A100 = _of(gpus.A100, "A100 SXM 80 GB")
 H100 = _of(gpus.H100, "H100 SXM")
 H200 = _of(gpus.H200, "H200")
 GPUS = (A100, H100, H200)
+# Bytes that nvidia-smi reports. They are more than the 80 and 141 GB of the data sheets, `Gpu.memory`.
+MEMORY = {A100: 81920 << 20, H100: 81559 << 20, H200: 143771 << 20}
 
 
 @dataclass(frozen=True)
