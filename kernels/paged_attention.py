@@ -24,7 +24,7 @@ def paged_decode_kernel(
     P: tl.constexpr,  # tokens per block
     D: tl.constexpr,  # a power of two, at least 16
     GROUP: tl.constexpr,  # query heads per KV head
-    ROWS: tl.constexpr,  # a power of two from GROUP on, at least 16: tl.dot takes no fewer rows
+    ROWS: tl.constexpr,  # a power of two from GROUP on: 16, the rows of a tensor-core instruction, or more
     TILE: tl.constexpr,  # keys per step
 ):
     """out[b] = softmax(scale · q[b] kᵀ) v over the first seq_lens[b] keys in the blocks that block_tables[b] lists.

@@ -93,8 +93,8 @@ NOT_KERNELS = {
         "warp_sum", kernel_with("warp_sum", "__builtin_exit(3);"), ["a kernel cannot call exit()"]
     ),
     "a kernel that does not compile": (
-        "qk_block", kernel_with("qk_block", "    no_such_name = 1;"),
-        ["it does not compile", "no_such_name", "qk_block.cu:"],
+        "paged_decode", kernel_with("paged_decode", "    no_such_name = 1;"),
+        ["it does not compile", "no_such_name", "paged_decode.cu:"],
     ),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from stepped import untrusted
 from pagewise.exercises import solutions
 from pagewise.experiments.cached_steps import MODELS as DECODERS
 from pagewise.experiments.cached_steps import least_step
+from pagewise.figures.block_memory import CAPACITY, paging_calculator
 from pagewise.figures.calculators import (
     LINKS,
     THREE_DIGITS,
@@ -113,12 +114,22 @@ def test_the_exponent_at_its_start_is_that_of_the_package():
     assert shown["plain"] == "∞, output NaN"
 
 
+def python_paging(v):
+    capacity = int(v["memory"].split()[0].replace(",", ""))
+    held = min(v["held"], v["longest"])
+    pieces = {"reserved": v["longest"], "paged": held + (v["P"] - 1) / 2}
+    fit = {name: int(capacity // piece) for name, piece in pieces.items()}
+    used = {f"{name}_used": f"{int(100 * n * held / capacity + 0.5)} %" for name, n in fit.items()}
+    return fit | used | {"times": fit["paged"] / fit["reserved"]}
+
+
 CALCULATORS = {
     "exponent": (exponent_calculator, python_exponent),
     "saving": (saving, python_saving),
     "cache": (cache, python_cache),
     "roofline": (roofline_calculator, python_roofline),
     "links": (links, python_links),
+    "paging": (paging_calculator, python_paging),
 }
 
 
@@ -163,6 +174,14 @@ def test_without_scripts_a_drawing_is_a_picture(make):
     drawing = ElementTree.fromstring(base64.b64decode(source))
     assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
     assert "<svg" not in left
+
+
+def test_the_first_setting_of_the_chats_is_that_of_python_and_its_bars_are_drawn():
+    shown = dict(re.findall(r'data-result="(\w+)">([^<]*)<', paging_calculator()._repr_html_()))
+    expected = python_paging({"memory": f"{CAPACITY:,} tokens", "longest": 2048, "held": 400, "P": 16})
+    assert shown == {name: written(value, "×" if name == "times" else "") for name, value in expected.items()}
+    drawing = paging_calculator()._repr_html_().split("<svg", 1)[1].split("</svg>")[0]
+    assert drawing.count("<rect") == 2 * (expected["reserved"] + expected["paged"])
 
 
 def test_the_bytes_of_the_first_settings_are_those_of_python():

@@ -2,23 +2,18 @@
 
 import drawn
 import pytest
-import torch
 from matplotlib.colors import to_rgba
 
-from pagewise.engine.batch import Batch
 from pagewise.figures import flat_step
 from pagewise.figures.blocks import OWNERS
 
-STEP = Batch(
-    [],
-    token_ids=torch.tensor([9, 1, 2]),
-    positions=torch.tensor([5, 0, 1]),
-    logits_for=torch.tensor([0, 2]),
-    slots=torch.tensor([9, 0, 1]),
-    block_tables=torch.tensor([[1, 2], [0, 0]]),
-    seq_lens=torch.tensor([6, 2]),
-    cu_seqlens_q=torch.tensor([0, 1, 3]),
-)
+STEP = {
+    "positions": [5, 0, 1],
+    "slots": [9, 0, 1],
+    "block_tables": [[1, 2], [0, 0]],
+    "seq_lens": [6, 2],
+    "cu_seqlens_q": [0, 1, 3],
+}
 
 
 @pytest.fixture

@@ -97,3 +97,31 @@ def test_a_butterfly_says_how_many_lanes_agree(shown):
     texts = list(cells(shown[0]).values())
     assert texts[0] == "thread group: lane ^ 1, then 2 lanes agree"
     assert texts[-1] == "warp: lane ^ 2, then 32 lanes agree"
+
+
+def test_the_first_screen_of_lesson_5_shows_the_shares_that_its_kernels_have(shown):
+    kernel_figures.four_reads_of_keys()
+    said = [title.split(": ")[1] for title in drawn.titles(shown[0])]
+    assert said == [
+        "32 sectors moved, 6% of their bytes used",
+        "16 sectors moved, 50% of their bytes used",
+        "8 sectors moved, 100% of their bytes used",
+        "16 sectors moved, 100% of their bytes used",
+    ]
+
+
+def test_lanes_in_a_block_are_where_the_trace_has_them(shown):
+    trace = np.zeros(64, dtype=[("element", "i8"), ("bytes", "u1"), ("lane", "i8"), ("execution", "u4")])
+    trace["lane"], trace["bytes"] = np.tile(np.arange(32), 2), 16
+    trace["execution"] = np.repeat([3, 4], 32)
+    trace["element"] = 4096 + trace["lane"] // 2 * 128 + trace["lane"] % 2 * 8 + 16 * (trace["execution"] == 4)
+    kernel_figures.lanes_in_block({"two threads per key": trace}, 4096)
+    found = cells(shown[0])
+    assert found[8.0, 0.55] == "0"
+    assert found[24.0, 15.55] == "31"
+    assert len(found) == 32  # the second request has no numbers
+
+
+def test_reads_before_the_write_are_marked(shown):
+    kernel_figures.accesses_of_vec({"v1": paged_launch().accesses("q_vecs")}, "q_vecs", 6)
+    assert drawn.titles(shown[0]) == ["v1: 0 of 96 reads come too early"]

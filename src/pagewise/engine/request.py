@@ -196,7 +196,6 @@ class Chunk(NamedTuple):
     drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
 
     @property
-    @property
     def scored(self) -> range:
         """The positions of the prompt tokens whose log p the step computes."""
         if not self.request.scores_prompt:

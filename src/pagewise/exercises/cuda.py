@@ -16,6 +16,7 @@ import torch
 import cudascope
 from cudascope import CompileError, CudaKernel
 from cudascope.toolchain.cache import cache_dir, publish
+from cudascope.watch.report import Launch
 from pagewise.exercises.exercise import Case, Exercise
 from pagewise.exercises.values import Raised
 from pagewise.tools.worker import Failed, Worker
@@ -147,7 +148,8 @@ class _Runner:
 
 
 def _in_lines(message: str) -> str:
-    """Return a message of the runner with the source line on a line of its own."""
+    """Return a message of the runner with the source line on a line of its own, and without the remedy for a race."""
+    message = re.sub(r": a __sync\w+\(\) belongs [^;]*", "", message)
     return re.sub(r", (line \d+) `(.*?)`: ", r", \1\n    \2\n", message, count=1)
 
 
@@ -164,17 +166,33 @@ def checked(what: str, grid: int, block: int, *args: object) -> Case:
     return Case(what, run)
 
 
-def counted(what: str, grid: int, block: int, *args: object) -> Case:
-    """Return an observed launch on copies of these arguments. The sectors that it moves are compared."""
+class Reads(NamedTuple):
+    """How a launch read a tensor: requests of warps, the pieces of memory that they touch, and the bytes asked for."""
 
-    def run(kernel: CudaKernel) -> object:
-        with cudascope.check():  # an observed launch does not check addresses
-            kernel[grid, block](*_fresh(args))
-        with cudascope.observe() as report:
-            kernel[grid, block](*_fresh(args))
-        return {f"sectors {access}": report.count(access, "global").sectors for access in ("read", "write")}
+    requests: int
+    pieces: int
+    bytes: int
 
-    return Case(what, run)
+
+def reads_of(launch: Launch, tensor: str, *, itemsize: int, piece: int = 32) -> Reads:
+    """Count the reads of one tensor of an observed launch, named as in the kernel's parameters.
+
+    `itemsize`: bytes of an element of the tensor. `piece`: bytes of an aligned piece, 32 for sectors, 128 for cache
+    lines. A request that touches a piece counts it once. ValueError if the kernel has no parameter of this name.
+    """
+    reads = launch.accesses(tensor)
+    reads = reads[reads["access"] == "read"]
+    first = reads["element"] * itemsize // piece
+    last = (reads["element"] * itemsize + reads["bytes"] - 1) // piece
+    touched: dict[tuple[int, ...], set[int]] = {}
+    seen: dict[tuple[int, ...], int] = {}  # loads of one thread in one execution of a line
+    for read, start, stop in zip(reads, first.tolist(), last.tolist(), strict=True):
+        block, warp, thread, line, turn = (
+            int(read[field]) for field in ("thread_block", "warp", "thread", "line", "execution")
+        )
+        load = seen[block, thread, line, turn] = seen.get((block, thread, line, turn), -1) + 1
+        touched.setdefault((block, warp, line, turn, load), set()).update(range(start, stop + 1))
+    return Reads(len(touched), sum(map(len, touched.values())), int(reads["bytes"].sum()))
 
 
 def _fresh(args: Sequence[object]) -> list[object]:

@@ -131,14 +131,24 @@ FIND_THE_LEAK = python_exercise(
 
 
 def attend_through_table(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: list[int], length: int) -> Tensor:
-    """Return the attention [D] of one query [D] over the `length` tokens of a sequence, for caches [N, P, D].
+    """Return the attention [D] of one query [D] over the `length` tokens of a sequence, block by block.
 
-    The table may have more entries than the sequence has blocks. Slots past the end may hold anything, also NaN.
+    The caches are [N, P, D]. The table may have more entries than the sequence has blocks. Slots past the end may hold
+    anything, also NaN.
     """
-    num_blocks = -(-length // k_cache.shape[1])
-    keys, values = k_cache[table[:num_blocks]].flatten(0, 1), v_cache[table[:num_blocks]].flatten(0, 1)
-    keys, values = keys[:length], values[:length]
-    return torch.softmax(keys @ q / len(q) ** 0.5, dim=0) @ values
+    P = k_cache.shape[1]
+    m, l, acc = torch.tensor(-torch.inf), torch.tensor(0.0), torch.zeros(len(q))
+    for start in range(0, length, P):
+        tokens = min(P, length - start)
+        block = table[start // P]
+        keys, values = k_cache[block, :tokens], v_cache[block, :tokens]
+        scores = keys @ q / len(q) ** 0.5
+        m_new = torch.maximum(m, scores.max())
+        alpha, weights = torch.exp(m - m_new), torch.exp(scores - m_new)
+        l = alpha * l + weights.sum()
+        acc = alpha * acc + weights @ values
+        m = m_new
+    return acc / l
 
 
 def _reads(what: str, table: list[int], length: int, *, nan_token: int | None = None) -> Case:
@@ -155,62 +165,50 @@ def _reads(what: str, table: list[int], length: int, *, nan_token: int | None = 
     return Case(f"{what}: table {table}, {length} tokens, blocks of 2; every other slot is NaN", run)
 
 
-_UNCUT = ("    keys, values = keys[:length], values[:length]\n", "")
-_HIDDEN = (
-    "    keys, values = keys[:length], values[:length]\n"
-    "    return torch.softmax(keys @ q / len(q) ** 0.5, dim=0) @ values",
-    "    scores = keys @ q / len(q) ** 0.5\n    scores[length:] = -torch.inf\n"
-    "    return torch.softmax(scores, dim=0) @ values",
-)
-_ALL_BLOCKS = ("k_cache[table[:num_blocks]]", "k_cache[table]"), ("v_cache[table[:num_blocks]]", "v_cache[table]")
-_COUNT = ("    num_blocks = -(-length // k_cache.shape[1])\n", "")
-
 ATTEND_THROUGH_TABLE = python_exercise(
     attend_through_table,
     [
+        _reads("one token", [1], 1),
         _reads("two full blocks", [2, 0], 4),
         _reads("a partly filled block", [2, 0], 3),
         _reads("a table longer than the sequence", [3, 0, 1], 2),
-        _reads("one token", [1], 1),
         _reads("token 0 of the sequence has NaN as its value", [1, 2], 3, nan_token=0),
     ],
     [
-        "weight 0: The slot past the end has the weight 0, but 0 · NaN is NaN. Cut the values off at `length`, as "
-        "well as the keys: a slot that is not read cannot do harm.",
-        _HIDDEN,
-        *_ALL_BLOCKS,
-        _COUNT,
-        "nothing hidden: The last block has slots past the end of the sequence, and they get weights. Keep only the "
-        "first `length` rows of keys and values.",
-        _UNCUT,
-        "no table: You read the first slots of the cache. The table says which blocks hold the sequence: index both "
-        "caches with it.",
-        (
-            "k_cache[table[:num_blocks]].flatten(0, 1), v_cache[table[:num_blocks]].flatten(0, 1)",
-            "k_cache.flatten(0, 1), v_cache.flatten(0, 1)",
-        ),
-        "last block lost: The last, partly filled block is missing. Round the number of blocks up.",
-        ("-(-length // k_cache.shape[1])", "length // k_cache.shape[1]"),
-        "the newest token: The newest token is missing. Its K and V are in the cache, and `length` counts it.",
-        ("keys[:length], values[:length]", "keys[: length - 1], values[: length - 1]"),
-        "physical order: The blocks are read in the order of the pool. Read them in the order of the table: its last "
-        "block is the one that may be partly filled.",
-        ("k_cache[table[:num_blocks]]", "k_cache[sorted(table[:num_blocks])]"),
-        ("v_cache[table[:num_blocks]]", "v_cache[sorted(table[:num_blocks])]"),
-        "NaN hidden: A token of the sequence has NaN, and your output hides it. Remove the slots past the end, and "
+        "slots past the end: The last block has slots past the end of the sequence, and you read them. A weight of 0 "
+        "does not hide them, because 0 · NaN is NaN. Keep only the rows of the block that are tokens.",
+        ("k_cache[block, :tokens], v_cache[block, :tokens]", "k_cache[block], v_cache[block]"),
+        ("        m_new = torch.maximum", "        scores[tokens:] = -torch.inf\n        m_new = torch.maximum"),
+        "no table: You read the first blocks of the cache. The table says which blocks hold the sequence: entry i of "
+        "the table is the block of tokens i · P to (i + 1) · P − 1.",
+        ("block = table[start // P]", "block = start // P"),
+        "last block lost: The last, partly filled block is missing. The loop must reach it, with fewer tokens.",
+        ("range(0, length, P)", "range(0, length - P + 1, P)"),
+        "every entry: The table has more entries than the sequence has blocks. Stop at `length`, not at the end of "
+        "the table.",
+        ("range(0, length, P)", "range(0, len(table) * P, P)"),
+        ("min(P, length - start)", "P if start >= length else min(P, length - start)"),
+        "nothing rescaled: l and acc of the earlier blocks are relative to the old maximum. Multiply both by "
+        "exp(m − m_new) before you add.",
+        ("alpha, weights = torch.exp(m - m_new)", "alpha, weights = torch.tensor(1.0)"),
+        "only acc rescaled: acc is rescaled and l is not. Both are relative to the old maximum.",
+        ("l = alpha * l", "l = l"),
+        "the mean of the blocks: Each block has a softmax of its own here, and the outputs are averaged. A block with "
+        "larger scores must count more: merge (m, l, acc), and divide once at the end.",
+        ("m_new = torch.maximum(m, scores.max())", "m_new = scores.max()"),
+        ("alpha, weights = torch.exp(m - m_new), torch.exp(scores - m_new)", "weights = torch.softmax(scores, dim=0)"),
+        ("l = alpha * l", "l = l"),
+        ("acc = alpha * acc", "acc = acc"),
+        "not divided: The weights do not sum to 1. Divide acc by l after the last block.",
+        ("return acc / l", "return acc"),
+        "NaN hidden: A token of the sequence has NaN, and your output hides it. Leave the slots past the end out, and "
         "leave the numbers of the sequence as they are.",
-        ("values[:length]", "values[:length].nan_to_num()"),
+        ("v_cache[block, :tokens]", "v_cache[block, :tokens].nan_to_num()"),
         "no scale: The scores are not scaled. Divide them by the root of the head size.",
         (" / len(q) ** 0.5", ""),
     ],
-    "every token is read through the table, and nothing past the end.",
+    "every token is read through the table, one block at a time, and nothing past the end.",
     imports="import torch\nfrom torch import Tensor",
-    bug=[
-        _HIDDEN,
-        *_ALL_BLOCKS,
-        _COUNT,
-        ("also NaN.", "also NaN.\n    This version has a mistake."),
-    ],
 )
 
 

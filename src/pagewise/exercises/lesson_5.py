@@ -1,9 +1,11 @@
-"""Exercises of lesson 5: a sum and a maximum in CUDA, two stages of the paged kernel, and a kernel of one warp."""
+"""Exercises of lesson 5: a sum in a warp, a coalesced kernel, a whole paged kernel of one warp, and a race."""
 
 import torch
 
+import cudascope
+from cudascope import CudaKernel
 from pagewise.exercises.code import Gap, device_code, edited, with_gaps
-from pagewise.exercises.cuda import CudaExercise, checked
+from pagewise.exercises.cuda import CudaExercise, checked, reads_of
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.values import small_numbers
 
@@ -113,126 +115,130 @@ BLOCK_MAX = CudaExercise(
 )
 
 
-INF = float("inf")
+_COALESCED = device_code("coalesced_scores.cu")
+_TASK = """    // yours: the scores are right, but reading K is expensive. All bytes of K that move must be used, in at
+    // most 48 requests for 90 tokens. A Vec can be read with one load: *reinterpret_cast<const Vec*>(address).
+"""
+_TWO_THREADS = _COALESCED[_COALESCED.index("    const int member") :]
+_ONE_THREAD = """    const int token = threadIdx.x;
+    if (token >= length) return;
+    const __half* key = k + (table[token / P] * P + token % P) * D;
+    float qk = 0;
+    for (int d = 0; d < D; ++d) {
+        const __half element = key[d];
+        qk += float(q[d]) * float(element);
+    }
+    scores[token] = qk;
+}"""
+MOST_REQUESTS = 48  # of K, for 96 slots: 16 bytes for each lane
 
 
-def _qk(num_tokens: int, scale: float, what: str = "", unused: float = 9.0) -> Case:
-    keys = small_numbers(16, 32)
-    keys[num_tokens:] = unused
-    in_vllm_layout = keys.view(16, 8, 4).transpose(0, 1).contiguous()
-    args = (small_numbers(32), in_vllm_layout, torch.Size([16]), num_tokens, scale)
-    return checked(f"num_tokens = {num_tokens}, scale = {scale:g}{what}", 1, 32, *args)
+def _keys(length: int) -> tuple[object, ...]:
+    """Return the arguments of a launch on `length` tokens in blocks that lie in no order."""
+    numbers = torch.arange(128 * 16 * 9)
+    k = (numbers * 7 % 11 - 5).view(9, 16, 128).half() / 4
+    table = torch.tensor([7, 1, 4, 0, 8, 3], dtype=torch.int32)
+    return small_numbers(128).half() / 4, k, table, torch.Size([length]), length
 
 
-_QK_BLOCK = device_code("qk_block.cu")
+def _reads(what: str, length: int) -> Case:
+    """Return a case that counts the requests and the sectors of K."""
 
-QK_BLOCK = CudaExercise(
-    "qk_block",
-    _QK_BLOCK,
-    with_gaps(
-        _QK_BLOCK,
-        Gap(
-            "float qk = 0",
-            "if (member == 0)",
-            "compute this thread's half of q·k, add the other half with __shfl_xor_sync, and let one thread\n"
-            "of each group write the score.",
-        ),
+    def run(kernel: CudaKernel) -> object:
+        q, k, table, shape, _ = _keys(length)
+        with cudascope.observe() as report:
+            kernel[1, 128](q, k, table, torch.zeros(shape), length)
+        reads = reads_of(report.launches[0], "k", itemsize=2)
+        used = round(100 * reads.bytes / (32 * reads.pieces)) if reads.pieces else 0
+        return {"used % of the bytes that move:": used, "requests beyond 48:": max(reads.requests - MOST_REQUESTS, 0)}
+
+    return Case(what, run)
+
+
+COALESCED_SCORES = CudaExercise(
+    "coalesced_scores",
+    _COALESCED,
+    edited(
+        _COALESCED,
+        (_TWO_THREADS, _TASK + _ONE_THREAD),
     ),
-    [_qk(16, 1.0), _qk(16, 0.5), _qk(5, 0.5), _qk(5, 0.5, ", NaN in the unused slots", torch.nan)],
     [
-        "nothing yet: The kernel writes no score yet. Start with the product of this thread's vecs: member, member + "
-        "2, … of q and of its token's key.",
-        ("if (member == 0) scores[token] = token < num_tokens ? scale * qk : -INFINITY;", ""),
-        "half of the product: The score is half of the product. __shfl_xor_sync(0xffffffff, qk, 1) brings the half of "
-        "the other thread.",
-        ("    qk += __shfl_xor_sync(0xffffffff, qk, 1);\n", ""),
-        "both read all: The score is twice the product, because both threads read all vecs. Thread `member` takes vecs "
-        "member, member + 2, …",
-        ("vec = member; vec < 8; vec += 2", "vec = 0; vec < 8; ++vec"),
-        "unused slots return: Threads of slots from num_tokens on return before they write. Their score is −INFINITY.",
-        ("    float qk = 0;\n", "    if (token >= num_tokens) return;\n    float qk = 0;\n"),
-        "token by token: The keys are read in the layout [token][vec]. Here vec 0 of all tokens comes first, so the "
-        "index is vec · 16 + token.",
-        ("k[vec * 16 + token]", "k[token * 8 + vec]"),
-        "no scale: The scores lack the scale.",
-        ("scale * qk :", "qk :"),
-        "NaN past the end: An unused slot holds NaN, and NaN + (−INFINITY) is NaN. Select the score with ?: instead of "
-        "adding to it.",
-        ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk + (token < num_tokens ? 0 : -INFINITY)"),
-        "not masked: Scores from num_tokens on must be −INFINITY, because no token is in these slots.",
-        ("token < num_tokens ? scale * qk : -INFINITY", "scale * qk"),
-        "scores of 0: A score of 0 gives the weight exp(0 − m). A slot without a token needs the score −INFINITY.",
-        ("scale * qk : -INFINITY", "scale * qk : 0"),
-    ],
-    "a thread group of two, a vec each in turn, one shuffle.",
-)
-
-
-def _merge(what: str, ms: list[float], ls: list[float]) -> Case:
-    n, D = len(ms), 4
-    visible = torch.tensor(ls)[:, None] > 0
-    accs = torch.where(visible, small_numbers(n, D), 0.0)
-    return checked(f"ms = {what}", 1, D, torch.tensor(ms), torch.tensor(ls), accs, torch.Size([D]), n)
-
-
-_MERGE_PARTITIONS = device_code("merge_partitions.cu")
-
-MERGE_PARTITIONS = CudaExercise(
-    "merge_partitions",
-    _MERGE_PARTITIONS,
-    with_gaps(_MERGE_PARTITIONS, Gap("float m = ", "out[d] = ", "compute out[d].")),
-    [
-        _merge("[0], ls = [2]", [0.0], [2.0]),
-        _merge("[0, 0], ls = [1, 3]", [0.0, 0.0], [1.0, 3.0]),
-        _merge("[0, 2], ls = [1, 3]", [0.0, 2.0], [1.0, 3.0]),
-        _merge("[200, 199, 150], ls = [2, 1, 3]", [200.0, 199.0, 150.0], [2.0, 1.0, 3.0]),
-        _merge("[1, -inf], ls = [2, 0]", [1.0, -INF], [2.0, 0.0]),
-        _merge("[-inf, -inf], ls = [0, 0]", [-INF, -INF], [0.0, 0.0]),
+        checked("16 tokens: the scores", 1, 128, *_keys(16)),
+        checked("90 tokens: the scores", 1, 128, *_keys(90)),
+        _reads("90 tokens: how K is read", 90),
     ],
     [
-        "nothing yet: The kernel writes nothing yet. Find the largest mᵢ first: every other line needs it.",
-        ("out[d] = l > 0 ? acc / l : 0;", ""),
-        "nothing rescaled: Each partition is relative to its own maximum. Multiply l and acc by exp(mᵢ − m) before you "
-        "add them.",
-        ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
-        ("acc += expf(ms[i] - m) * accs", "acc += accs"),
-        "only acc rescaled: acc is rescaled and l is not. Both are relative to mᵢ.",
-        ("l += expf(ms[i] - m) * ls[i]", "l += ls[i]"),
-        "the mean of the outputs: The result is the mean of the partitions' outputs. The weight of a partition is "
-        "exp(mᵢ − m) · lᵢ.",
-        ("l += expf(ms[i] - m) * ls[i]", "l += 1"),
-        ("acc += expf(ms[i] - m) * accs[i * D + d]", "acc += accs[i * D + d] / ls[i]"),
-        "not divided: The sum is not divided by l yet.",
-        ("l > 0 ? acc / l : 0", "acc"),
-        "no maximum: exp(200) overflows. Subtract the largest mᵢ of all partitions, not 0.",
-        ("m = fmaxf(m, ms[i])", "m = 0"),
-        "NaN without keys: No partition has a token, so m is −INFINITY and l is 0. (−inf) − (−inf) and 0 / 0 are both "
-        "NaN. Write 0 in this case.",
-        ("    if (m == -INFINITY) m = 0;\n", ""),
-        ("l > 0 ? acc / l : 0", "acc / l"),
-        "one row for all: Every partition used the acc of partition 0. Row i begins at i · D.",
-        ("accs[i * D + d]", "accs[d]"),
+        "a thread for each key: Neighbouring lanes read addresses that are 256 bytes apart, 2 bytes at each. Let two "
+        "threads share a key, and let each of them load 16 bytes at once.",
+        (_TWO_THREADS, _ONE_THREAD),
+        "half sectors: A group of two threads reads 16 neighbouring bytes, which is half of a sector. Let each thread "
+        "load 16 bytes: 8 elements.",
+        ("alignas(16) Vec { __half data[8]; }", "alignas(8) Vec { __half data[4]; }"),
+        ("d = 8 * member; d < D; d += 16", "d = 4 * member; d < D; d += 8"),
+        ("i < 8; ++i", "i < 4; ++i"),
+        "halves of a key: Each thread reads its own half of the key, so its 16 bytes are alone in their sector. The "
+        "two threads of a key must read neighbouring vecs in each turn.",
+        ("d = 8 * member; d < D; d += 16", "d = 64 * member; d < 64 * member + 64; d += 8"),
+        "element by element: Every sector is used whole, but a lane loads only 2 bytes, so K takes many requests. Load "
+        "16 bytes with one instruction, as a Vec.",
+        (
+            _TWO_THREADS,
+            """    const int lane = threadIdx.x % 32;
+    for (int token = threadIdx.x / 32; token < length; token += blockDim.x / 32) {
+        const __half* key = k + (table[token / P] * P + token % P) * D;
+        float qk = 0;
+        for (int d = lane; d < D; d += 32) {
+            const __half element = key[d];
+            qk += float(q[d]) * float(element);
+        }
+        for (int distance = 16; distance > 0; distance /= 2) qk += __shfl_xor_sync(0xffffffff, qk, distance);
+        if (lane == 0) scores[token] = qk;
+    }
+}""",
+        ),
+        "half of the product: The score is the sum of one thread only. The other thread of the key has the rest, and "
+        "__shfl_xor_sync(0xffffffff, qk, 1) brings it.",
+        ("        qk += __shfl_xor_sync(0xffffffff, qk, 1);\n", ""),
+        "both read all: The scores are too large, because both threads multiply all vecs. Thread `member` begins with "
+        "vec `member`, and then takes every second one.",
+        ("d = 8 * member; d < D; d += 16", "d = 0; d < D; d += 8"),
+        "table ignored: Token j is in block j / 16 of its *sequence*. The table says which block of the cache this is.",
+        ("table[token / P] * P", "token / P * P"),
+        "the loop ends too early: 128 threads have 64 keys at a time. A loop must give them the next 64 keys.",
+        ("token += blockDim.x / 2", "token += 4096"),
     ],
-    "lesson 3's merge, for any number of partitions.",
+    "two neighbouring threads read a whole sector, 16 bytes each, and the cache stays as lesson 4 left it.",
 )
 
 
 def _decode(
-    what: str, lengths: list[int], tables: list[list[int]], scale: float = 0.25, unused: float = torch.nan
+    what: str,
+    lengths: list[int],
+    tables: list[list[int]],
+    scale: float = 0.25,
+    unused: float = torch.nan,
+    compared: tuple[str, ...] = ("m", "l", "out"),
 ) -> Case:
-    """A launch on blocks of 16 tokens. The slots without a token hold `unused`."""
+    """Return a checked launch on blocks of 16 tokens. The slots without a token hold `unused`."""
     keys, values = torch.full((2, 6, 16, 32), unused)
     for b, (length, table) in enumerate(zip(lengths, tables, strict=True)):
         tokens = torch.arange(length)
         slots = torch.tensor(table)[tokens // 16], tokens % 16
         keys[slots] = small_numbers(length + b, 32)[b:] / 4 * (1 + tokens[:, None] / 16)
         values[slots] = small_numbers(length + 3 * b, 32)[3 * b :]
-    k = keys.view(6, 16, 8, 4).transpose(1, 2).contiguous()
-    q, v = small_numbers(len(lengths), 32) / 4, values.transpose(1, 2).contiguous()
+    n = len(lengths)
+    q = small_numbers(n, 32) / 4
     block_tables, seq_lens = (torch.tensor(x, dtype=torch.int32) for x in (tables, lengths))
-    shown = f"seq_lens = {lengths}, tables = {tables}, scale = {scale:g}: {what}"
-    args = (q, k, v, block_tables, seq_lens, torch.Size([len(lengths), 32]), len(tables[0]), scale)
-    return checked(shown, len(lengths), 32, *args)
+
+    def run(kernel: CudaKernel) -> object:
+        results = {"m": torch.full((n,), torch.nan), "l": torch.full((n,), torch.nan)}
+        results["out"] = torch.full((n, 32), torch.nan)
+        inputs = (x.clone() for x in (q, keys, values, block_tables, seq_lens))
+        with cudascope.check(outputs=[results[name] for name in compared]):
+            kernel[n, 32](*inputs, *results.values(), len(tables[0]), scale)
+        return {name: results[name] for name in compared}
+
+    return Case(f"seq_lens = {lengths}, tables = {tables}, scale = {scale:g}: {what}", run)
 
 
 _PAGED_DECODE = device_code("paged_decode.cu")
@@ -246,16 +252,18 @@ PAGED_DECODE = CudaExercise(
     with_gaps(
         _PAGED_DECODE,
         Gap(
-            "const int* table = ",
+            "const int token = ",
             "out[seq * 32",
-            "1. For each block: the 16 scores, as in qk_block, to `weights`. m: the largest score, for all lanes.\n"
-            "2. weights[j] becomes exp(score − m). l: the sum of all weights, for all lanes.\n"
+            "1. For each block: the score of each of its 16 tokens, to `weights`. Two lanes share a token and read\n"
+            "   neighbouring vecs. m: the largest score, for all lanes.\n"
+            "2. weights[j] becomes exp(score − m). l: the sum of all weights, for all lanes. Write m and l.\n"
             "3. acc: the sum of weight · value, for element `lane` of the head. Write out.\n"
             "__syncwarp() must separate a write to `weights` from another lane's read.",
         ),
     ),
     [
-        _decode("one block, full", [16], [[0]]),
+        _decode("m and l of one full block", [16], [[0]], compared=("m", "l")),
+        _decode("one full block", [16], [[0]]),
         _decode("the table names block 2", [16], [[2]]),
         _decode("the same with another scale", [16], [[2]], 0.5),
         _decode("11 slots of the block are unused and hold NaN", [5], [[2]]),
@@ -265,8 +273,9 @@ PAGED_DECODE = CudaExercise(
         _decode("two sequences", [16, 23], [[3, 0], [1, 4]]),
     ],
     [
-        "nothing yet: out is not written yet. Start with step 1: copy your qk_block, and let the block table choose "
-        "the block.",
+        "nothing yet: Nothing is written yet. Start with step 1, and let the block table choose the block: m alone can "
+        "be right before the rest is there.",
+        ("    if (lane == 0) m_out[seq] = m, l_out[seq] = l;\n", ""),
         ("out[seq * 32 + lane] = length > 0 ? acc / l : 0;", ""),
         "block table ignored: Token j is in block j / 16 of its *sequence*. table[j / 16] says which block of the "
         "cache that is.",
@@ -277,8 +286,8 @@ PAGED_DECODE = CudaExercise(
         ("tables + seq * max_blocks", "tables"),
         "the first query: Every sequence used the query of sequence 0. The vecs of query `seq` begin at seq · 8.",
         ("q[seq * 8 + vec]", "q[vec]"),
-        "half of the product: The scores are half of q·k. Add the half of the other thread of the group, as in "
-        "qk_block.",
+        "half of the product: The scores are half of q·k. __shfl_xor_sync(ALL_LANES, qk, 1) brings the half of the "
+        "other lane of the token.",
         ("        qk += __shfl_xor_sync(ALL_LANES, qk, 1);\n", ""),
         "no scale: The scores lack the factor `scale`.",
         ("? scale * qk", "? qk"),
@@ -288,23 +297,23 @@ PAGED_DECODE = CudaExercise(
         "a maximum per lane: Each lane used its own maximum, so the weights do not fit together. Take the maximum of "
         "all lanes with shuffles.",
         (f"    for (int distance = 16; distance > 0; distance /= 2) {_MAXIMUM}\n", ""),
-        "a sum per lane: Each lane divided by the sum of its own weights. Add the sums of all lanes with shuffles.",
+        "a sum per lane: Each lane has the sum of its own weights. Add the sums of all lanes with shuffles.",
         (f"    for (int distance = 16; distance > 0; distance /= 2) {_SUM}\n", ""),
         "sum in lane 0: __shfl_down_sync leaves the whole sum in lane 0 only, and every lane divides by it. Use "
         "__shfl_xor_sync.",
         (_SUM, "l += __shfl_down_sync(ALL_LANES, l, distance);"),
-        "not divided: The weights do not sum to 1. Divide acc by l.",
+        "not divided: m and l are right, but the weights do not sum to 1. Divide acc by l.",
         ("acc / l : 0", "acc : 0"),
         "0 divided by 0: A sequence without tokens has l = 0, and 0 / 0 is NaN. Write 0 in this case.",
         ("length > 0 ? acc / l : 0", "acc / l"),
         "NaN times 0: The weight of an unused slot is 0, but 0 · NaN is NaN. End the loop over values at `length`.",
         (_VALUES, "for (int j = 0; j < (length + 15) / 16 * 16; ++j) acc"),
         ("for (int j = lane; j < length; j += 32) {", "for (int j = lane; j < (length + 15) / 16 * 16; j += 32) {"),
-        "values of a key layout: The values are read as [token][element]. Here a row holds one element for 16 tokens, "
-        "so the index in a block is lane · 16 + j % 16.",
-        ("(table[j / 16] * 32 + lane) * 16 + j % 16", "(table[j / 16] * 16 + j % 16) * 32 + lane"),
+        "values of another layout: The values are read as [element][token]. Here the elements of a token are side by "
+        "side, so the index in a block is j % 16 · 32 + lane.",
+        ("(table[j / 16] * 16 + j % 16) * 32 + lane", "(table[j / 16] * 32 + lane) * 16 + j % 16"),
     ],
-    "the scores, the sums of a warp and the block table make a whole kernel: one warp reads each key and value once.",
+    "one warp reads each key and value once, in whole sectors, from the cache as lesson 4 left it.",
 )
 
-EXERCISES = [WARP_SUM, BLOCK_MAX, QK_BLOCK, MERGE_PARTITIONS, PAGED_DECODE]
+EXERCISES = [WARP_SUM, COALESCED_SCORES, PAGED_DECODE, BLOCK_MAX]

@@ -1,4 +1,4 @@
-"""Exercises of lesson 9: the scheduler, preemption, the numbers of a batch, sampling, and the loop of an engine."""
+"""Exercises of lesson 9: scheduler, preemption, the numbers of a batch, the loop of an engine, sampling, drafts."""
 
 from collections.abc import Callable
 from itertools import accumulate
@@ -463,4 +463,51 @@ SMALL_ENGINE = python_exercise(
     "from pagewise.exercises.lesson_9 import preempted, schedule_step, step_inputs",
 )
 
-EXERCISES = [SCHEDULE_STEP, PREEMPTED, STEP_INPUTS, TOKEN_PROBABILITIES, SMALL_ENGINE]
+
+def accept_drafts(drafts: list[int], draws: list[int]) -> tuple[list[int], int]:
+    """Return the tokens that a text gets in a step with drafts, and how many drafts were refused.
+
+    One step of the model has computed all drafts. draws[i] is the token that it draws after the text and the first i
+    drafts, so there is one draw more than drafts. A draw counts only if all drafts before it were right.
+    """
+    right = 0
+    while right < len(drafts) and drafts[right] == draws[right]:
+        right += 1
+    return draws[: right + 1], len(drafts) - right
+
+
+_RIGHT = "    while right < len(drafts) and drafts[right] == draws[right]:\n        right += 1\n"
+
+ACCEPT_DRAFTS = python_exercise(
+    accept_drafts,
+    [
+        call([], [7]),
+        call([5], [5, 6]),
+        call([5], [4, 9]),
+        call([1, 2, 3], [1, 9, 3, 4]),
+        call([1, 2, 3, 4], [1, 2, 3, 4, 5]),
+        call([3, 8, 3, 3], [3, 3, 3, 3, 1]),
+    ],
+    [
+        "nothing yet: The function returns nothing yet. Without any draft, the step gives one token: the only draw.",
+        ("    right = 0\n", "    return None\n    right = 0\n"),
+        "right drafts only: A step always gives one token more than the drafts that were right. The draw after the "
+        "last right draft follows known tokens, so it is right, too.",
+        ("draws[: right + 1]", "draws[:right]"),
+        "the draft that differs: Your text contains a draft that the model did not draw. Where draft and draw differ, "
+        "keep the draw.",
+        ("draws[: right + 1]", "drafts[: right + 1]"),
+        "all draws: Your text contains draws that follow a wrong draft. They belong to another text: stop at the first "
+        "difference.",
+        (_RIGHT, "    right = len(drafts)\n"),
+        "equal ones counted: A later draft may equal its draw by chance. After the first difference, nothing counts.",
+        (_RIGHT, "    right = sum(a == b for a, b in zip(drafts, draws))\n"),
+        "one draft only: More than one draft can be right. Go on as long as draft and draw are equal.",
+        ("    while right", "    if right"),
+        "the right ones counted: The second number is how many drafts were refused: their K and V leave the cache.",
+        ("len(drafts) - right", "right"),
+    ],
+    "several tokens per step, and the text of a run without drafts.",
+)
+
+EXERCISES = [SCHEDULE_STEP, STEP_INPUTS, PREEMPTED, SMALL_ENGINE, TOKEN_PROBABILITIES, ACCEPT_DRAFTS]

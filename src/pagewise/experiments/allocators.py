@@ -151,3 +151,13 @@ class Paged:
 
 
 Memory = Contiguous | Paged
+
+
+def of_lesson_4(capacity: int, *, max_len: int = 2048, block_size: int = 16) -> dict[str, Memory]:
+    """Return the four memories that lesson 4 compares, each of `capacity` slots and empty."""
+    return {
+        "longest": reserve_max(capacity, max_len=max_len),
+        "power of two": power_of_two(capacity),
+        "known length": oracle(capacity),
+        "paged": Paged(capacity, block_size),
+    }

@@ -37,8 +37,12 @@ def summary(name: str, runs: Sequence[Run], warmup_runs: int) -> str:
 
 
 def decode_rate(run: Run) -> float:
-    """Return generated tokens per second of the steps that only decode. Without such steps, return 0."""
-    return run.completion_tokens / run.decode if run.steps else 0.0
+    """Return tokens per second of decoding. Without steps that only decode, return 0.
+
+    The first token of each request comes from a step of its prompt, so it does not count. Tokens that other requests
+    decode in such a step do count, so with a continuous batch the rate is an upper bound.
+    """
+    return (run.completion_tokens - len(run.token_ids)) / run.decode if run.steps else 0.0
 
 
 def completion_rate(run: Run) -> float:

@@ -6,6 +6,7 @@ figures, boxes, arrows and legends of `drawing`. The `moving_` modules draw the 
 
 from pagewise.figures.attention import equations, free_changes, head_maps
 from pagewise.figures.bands import histogram, score_bands, score_histogram
+from pagewise.figures.block_memory import found_over_pools, memory_pictures, paging_calculator
 from pagewise.figures.blocks import chains, memory_map, owner_colours, query_over_blocks, snapshot, tables_and_pool
 from pagewise.figures.caching import next_token_times, users_until_full
 from pagewise.figures.calculators import (
@@ -16,6 +17,7 @@ from pagewise.figures.calculators import (
     saving_calculator,
 )
 from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks, tile_width
+from pagewise.figures.clients import tokens_by_step, waiting_clients
 from pagewise.figures.dataflow import (
     cache_timeline,
     decoder_flow,
@@ -43,10 +45,13 @@ from pagewise.figures.stages import kept_between_reads, memory_flow, nested_leve
 from pagewise.figures.steps import stepper
 from pagewise.figures.table import table
 from pagewise.figures.threads import (
+    accesses_of_vec,
     address_strips,
     banks_of_request,
     butterfly,
+    four_reads_of_keys,
     handovers,
+    lanes_in_block,
     rows_of_block,
     sectors_of_request,
     vecs_of_block,

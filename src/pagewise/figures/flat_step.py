@@ -1,6 +1,6 @@
 """One step of an engine: the flat row of tokens, the beginning of each sequence, and the slots it writes (lesson 9)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
@@ -13,16 +13,23 @@ ROW, POOL = 3.4, 0.0  # y of the flat row and of the pool
 
 
 def flat_step(
-    batch: object, names: Sequence[str], words: Sequence[str], block_size: int, num_blocks: int, *, title: str, alt: str
+    step: Mapping[str, Sequence],
+    names: Sequence[str],
+    words: Sequence[str],
+    block_size: int,
+    num_blocks: int,
+    *,
+    title: str,
+    alt: str,
 ) -> None:
     """Draw a step as the model sees it: a flat row of tokens above, the pool of blocks below.
 
     Args:
-        batch: a `pagewise.engine.batch.Batch` with block tables.
+        step: the lists positions, slots, seq_lens, cu_seqlens_q and block_tables of the step.
         names: of the sequences. words: the text of each token in the row.
     """
-    cu, slots, positions = (getattr(batch, name).tolist() for name in ("cu_seqlens_q", "slots", "positions"))
-    tables, lengths = batch.block_tables.tolist(), batch.seq_lens.tolist()
+    cu, slots, positions = (step[name] for name in ("cu_seqlens_q", "slots", "positions"))
+    tables, lengths = step["block_tables"], step["seq_lens"]
     width = num_blocks * (block_size + GAP) - GAP
     left = (width - 2 * len(words)) / 2  # a token is two slots wide
     with chart(6.4, 3.9, title, alt) as ax:

@@ -1,0 +1,73 @@
+"""How often a prefix cache finds a prompt, by the order in which its blocks are evicted (lesson 4 in depth).
+
+Requests begin with one of 16 instructions of six blocks, the popular ones more often, and go on with a question of
+their own, which fills one block and a half. Four requests run at a time. K and V are not computed: only block tables,
+reference counts and the cache are.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pagewise.paged_blocks import BlockManager
+from pagewise.paged_blocks.pool import PagedSequence
+from pagewise.paged_blocks.prefix_cache import ROOT
+
+BLOCK_SIZE, INSTRUCTIONS, INSTRUCTION, QUESTION, RUNNING = 16, 16, 96, 24, 4
+POOLS = (32, 48, 64, 96, 128, 192, 256, 512)
+
+
+class BeginningFirst(BlockManager):
+    """Frees the blocks of a sequence from its first to its last, so that beginnings are evicted before ends."""
+
+    def release(self, sequence: PagedSequence) -> None:
+        """Take all blocks from a sequence, the first block first."""
+        sequence.block_table.reverse()
+        super().release(sequence)
+
+
+class NewestFirst(BlockManager):
+    """Evicts the cached block that became free last."""
+
+    def _take(self) -> int:
+        if not self._blank:
+            self._evictable.move_to_end(next(reversed(self._evictable)), last=False)
+        return super()._take()
+
+
+POLICIES: Mapping[str, type[BlockManager]] = {
+    "oldest chain, its end first": BlockManager,
+    "oldest chain, its beginning first": BeginningFirst,
+    "newest block first": NewestFirst,
+}
+
+
+def run(policy: type[BlockManager], num_blocks: int, *, num_requests: int = 300, seed: int = 0) -> BlockManager:
+    """Serve the requests, and return the manager after the last one. Its `stats` count what was found."""
+    manager = policy(num_blocks, BLOCK_SIZE, prefix_cache=True)
+    draw = np.random.default_rng(seed)
+    popularity = 1 / np.arange(1.0, INSTRUCTIONS + 1)
+    for i in range(num_requests):
+        if i >= RUNNING:
+            manager.free(i - RUNNING)
+        kind = int(draw.choice(INSTRUCTIONS, p=popularity / popularity.sum()))
+        question = draw.integers(1000, size=QUESTION).tolist()
+        manager.allocate(i, [kind] * INSTRUCTION + question)
+        manager.commit(i, INSTRUCTION + QUESTION)
+    return manager
+
+
+def found(manager: BlockManager) -> float:
+    """Return the percentage of full prompt blocks that were found in the cache."""
+    stats = manager.stats()
+    return 100 * stats.hits / (stats.hits + stats.misses)
+
+
+def out_of_reach(manager: BlockManager) -> int:
+    """Return how many cached blocks no prompt can find, because a block before them is gone."""
+    parents = {prefix.number: prefix.parent for block in range(manager.num_blocks) if (prefix := manager.prefix(block))}
+
+    def is_complete(number: int) -> bool:
+        return number == ROOT.number or (number in parents and is_complete(parents[number]))
+
+    return sum(not is_complete(number) for number in parents)
