@@ -1,16 +1,16 @@
 """The pictures of the README and of the book's front page: `python src/repository/picture.py` writes them.
 
 GitHub shows an SVG as an image. Its animation runs there, and it needs no script and no font of its own.
-lessons/_static/readme.svg shows the times that lesson 7 prints, so the lesson stays their only source.
+lessons/_static/readme.svg shows times of lesson 7's model of a decode step.
 lessons/_static/published.svg shows all rows of `pagewise.experiments.published`.
 """
 
-import json
 import math
-import re
 from pathlib import Path
 
+from pagewise.experiments.decode_model import decode_times
 from pagewise.experiments.published import LONG, WITHIN, Judged, judged
+from pagewise.tools.roofline import H200
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "lessons" / "_static"
@@ -19,7 +19,7 @@ BUTTONS = {
     "button_colab": "Open lesson 1 in Colab",
     "button_codespaces": "Open lesson 1 in Codespaces",
 }
-HEADS, SMS, CUTS = 8, 132, 16  # of lesson 7's figure
+HEADS, SMS, CUTS, KEYS = 8, 132, 16, 65536  # an H200, Llama-3-8B
 SECONDS_PER_MICROSECOND, LOOP = 0.01, 6.0  # of the animation
 WIDTH, BAR, COLUMNS = 420, 8, 22  # of the keys, of the row of one head, of the squares
 
@@ -37,11 +37,10 @@ text { font-family: -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sa
 
 
 def times() -> tuple[float, float]:
-    """Return the microseconds that lesson 7 prints: for keys that are not cut, and for keys cut in 16."""
-    lesson = json.loads((ROOT / "lessons" / "07_flash_decoding.ipynb").read_text(encoding="utf-8"))
-    printed = "".join("".join(output.get("text", "")) for cell in lesson["cells"] for output in cell.get("outputs", []))
-    found = re.search(r"reading: (\d+) µs not cut, (\d+) µs cut in 16", printed)
-    return float(found[1]), float(found[2])
+    """Return the microseconds in which lesson 7's model reads the keys: not cut, and cut in 16."""
+    terms = (decode_times(1, 4 * HEADS, HEADS, KEYS, H200, splits=splits) for splits in (1, CUTS))
+    alone, cut = (round(1e6 * each.reading) for each in terms)
+    return alone, cut
 
 
 def rectangle(x: float, y: float, width: float, height: float, kind: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from test_exercises import PYTHON, TRITON, judge, kernel_with
 
 from cudascope import CudaKernel
-from pagewise.exercises import attempts, check, cuda, solutions, triton
+from pagewise.exercises import attempts, check, cuda, processes, solutions, triton
 
 
 class Nasty:
@@ -151,6 +151,18 @@ def test_an_endless_cuda_kernel_meets_a_time_limit_and_the_next_is_judged(impati
     theirs = kernel_with("warp_sum", "volatile int zero = 0; while (zero == 0) {}")
     assert "no answer within 1 s" in judge("warp_sum", theirs).message
     assert judge("warp_sum", solutions["warp_sum"]).right
+
+
+@pytest.mark.slow
+def test_processes_that_wait_for_each_other_are_ended_and_the_next_answer_is_judged(monkeypatch):
+    def theirs(x):
+        torch.distributed.recv(x)  # nobody sends
+        return x
+
+    with monkeypatch.context() as impatiently:
+        impatiently.setattr(processes._processes(), "timeout", 0.5)
+        assert "gave no result within 0.5 s" in judge("pass_on", theirs).message
+    assert judge("pass_on", solutions["pass_on"]).right
 
 
 @pytest.mark.slow

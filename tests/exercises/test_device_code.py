@@ -16,15 +16,24 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(pagewise.exercises.device_code.__file__).parent
 
 
+TRITON = {
+    "one_pass_kernel": ({"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"}, {"TILE": 4}),
+    "merge_kernel": (
+        {"m_ptr": "*fp32", "l_ptr": "*fp32", "acc_ptr": "*fp32", "out_ptr": "*fp32", "num_splits": "i32"},
+        {"D": 64},
+    ),
+}
+
+
 @pytest.mark.parametrize("sm", [80, 90])
-def test_a_triton_solution_compiles(sm, tmp_path):
+@pytest.mark.parametrize("name", TRITON)
+def test_a_triton_solution_compiles(name, sm, tmp_path):
     path = tmp_path / "solution.py"
-    path.write_text(BY_NAME["one_pass_kernel"].solution)
+    path.write_text(BY_NAME[name].solution)
     spec = importlib.util.spec_from_file_location("solution", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    signature = {"s_ptr": "*fp32", "v_ptr": "*fp32", "out_ptr": "*fp32", "num_keys": "i32"}
-    assert compile_triton(module.one_pass_kernel, signature, {"TILE": 4}, sm).spilled_bytes == 0
+    assert compile_triton(getattr(module, name), *TRITON[name], sm).spilled_bytes == 0
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.cu")), ids=lambda file: file.stem)

@@ -23,16 +23,18 @@ from pagewise.exercises import check, mistakes, progress, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
 from pagewise.exercises.exercise import Verdict
 from pagewise.exercises.triton import triton_kernel
-from pagewise.flash_decoding import equal_ranges, num_splits_heuristic
+from pagewise.experiments import decode_schedules
+from pagewise.flash_decoding import equal_ranges
 from pagewise.models import tiny_model
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import BlockManager, BlockPool
-from pagewise.tools.roofline import GPUS, AttentionCost
+from pagewise.tools.roofline import GPUS, H200, AttentionCost
 
 CUDA = ["warp_sum", "coalesced_scores", "paged_decode", "block_max"]
-TRITON = ["one_pass_kernel"]
-PYTHON = [name for name in check.names() if name not in CUDA + TRITON]
+TRITON = ["one_pass_kernel", "merge_kernel"]
+PROCESSES = ["pass_on"]  # their answers run in processes, and an answer that fails ends them
+PYTHON = [name for name in check.names() if name not in CUDA + TRITON + PROCESSES]
 
 
 def judge(name: str, theirs: object) -> Verdict:
@@ -115,6 +117,7 @@ ZEROS = {
     "coalesced_scores": "if (threadIdx.x < length) scores[threadIdx.x] = 0;",
     "paged_decode": "out[blockIdx.x * 32 + threadIdx.x] = m_out[blockIdx.x] = l_out[blockIdx.x] = 0;",
     "one_pass_kernel": "tl.store(out_ptr + tl.program_id(0), 0.0)",
+    "merge_kernel": "tl.store(out_ptr + tl.program_id(0) * D + tl.arange(0, D), tl.zeros([D], tl.float32))",
 }
 
 
@@ -240,10 +243,9 @@ def test_lesson_7_teaches_the_packages_own_rules():
         for n in (1, 2, 3, 4):
             theirs = [solutions["pieces_of_program"](p, n, tiles) for p in range(n)]
             assert theirs == [[piece[:3] for piece in pieces] for pieces in equal_ranges(tiles, n, start=0)]
-    for programs in range(1, 106):  # less than 0.8 of the slots
-        for most in (1, 3, 11):  # each of which makes 132 tiles' longest piece shorter
-            ours = num_splits_heuristic(programs, 132, 132, most)
-            assert ours == solutions["smallest_good_split"](programs, 132, most)
+    in_flight, latency = decode_schedules.IN_FLIGHT, 1e6 * decode_schedules.LATENCY
+    needed = (round(1e-6 * H200.bandwidth), latency, in_flight, 1024)
+    assert solutions["enough_splits"](1, *needed) == decode_schedules.SATURATING
 
 
 def test_lesson_4_finds_the_prefixes_that_the_manager_finds():
@@ -391,10 +393,11 @@ def test_lesson_10_counts_the_bytes_of_the_package():
 
 def test_lesson_10_computes_causal_attention_in_the_steps_of_the_packages_ring():
     q, k, v = torch.randn(3, 2, 24, 8, generator=torch.Generator().manual_seed(0))
-    out, lses = solutions["causal_ring"](q, k, v, 3)
+    shares = solutions["zigzag_positions"](24, 3)
+    out, lses = solutions["causal_ring"](q, k, v, shares)
     torch.testing.assert_close(out, attention(q[None], k[None], v[None], causal=True)[0])
     for step in range(3):
         for r in range(3):
-            seen = lses[step, 0, solutions["zigzag_positions"](24, 3)[r]] > -torch.inf
-            blocks = blocks_of_ring((24, 24), 3, r, causal=True, order="zigzag")[solutions["ring_step"](r, step, 3)[0]]
+            seen = lses[step, 0, shares[r]] > -torch.inf
+            blocks = blocks_of_ring((24, 24), 3, r, causal=True, order="zigzag")[(r - step) % 3]
             assert int(seen.sum()) == sum(block.rows.stop - block.rows.start for block in blocks)

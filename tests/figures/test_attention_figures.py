@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from pagewise.figures.attention import equations, head_maps
 from pagewise.figures.charts import heatmaps
-from pagewise.figures.dataflow import flow, one_kernel, three_kernels
+from pagewise.figures.dataflow import flow, three_kernels
 from pagewise.figures.palette import BLUE, SAND
 from pagewise.tools.roofline import standard_attention_bytes
 
@@ -64,15 +64,6 @@ def test_three_kernels_have_eight_arrows_as_thick_as_their_bytes(shown):
     texts = drawn.texts(shown[0].axes[0])
     assert texts.count("read\n1.0 MB") == 2
     assert texts.count("write\n0.1 MB") == 1
-
-
-def test_one_kernel_keeps_the_moves_of_inputs_and_output_on_the_scale_of_the_three(shown):
-    moved = standard_attention_bytes(B=1, H=1, Hkv=1, T=1000, S=1000, D=100, itemsize=1)
-    three_kernels(moved, title="What moves?")
-    one_kernel({move: n for move, n in moved.items() if move[-1] in "QKVO"}, max(moved.values()), title="What is left?")
-    three, one = (drawn.arrows(figure.axes[0]) for figure in shown)
-    assert [arrow.xy[1] > arrow.xyann[1] for arrow in one] == [False, False, False, True]
-    assert {arrow.arrow_patch.get_linewidth() for arrow in one} == {min(a.arrow_patch.get_linewidth() for a in three)}
 
 
 def test_an_arrow_ends_at_the_edges_of_its_boxes_whichever_is_above(shown):

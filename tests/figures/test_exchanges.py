@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 from matplotlib.colors import to_rgb
 
-from pagewise.figures import all_to_all, process_timelines
-from pagewise.figures.exchanges import PROCESSES, SPANS
+from pagewise.figures import all_to_all
+from pagewise.figures.exchanges import PROCESSES
 
 
 class Span(NamedTuple):
@@ -31,12 +31,3 @@ def test_rows_become_columns_and_frames_mark_what_one_process_sends(shown):
 def test_heads_that_cannot_be_shared_out_are_refused(processes, heads):
     with pytest.raises(ValueError, match=f"num_heads must be a multiple of num_processes.*{heads} and {processes}"):
         all_to_all(processes, heads, marked=0, title="Who sends what?")
-
-
-def test_a_transfer_is_drawn_below_the_computing_of_its_process(shown):
-    spans = [Span("compute", 0.0, 0.004), Span("send", 0.001, 0.002)]
-    process_timelines({"ring": [spans, spans[:1]]}, title="When?")
-    (ax,) = shown[0].axes
-    bars = [(patch.get_x(), patch.get_y() // 0.5, patch.get_width(), patch.get_hatch()) for patch in ax.patches]
-    assert bars == [(0, 0, 4, None), (1, 1, 2, SPANS["send"]["hatch"]), (0, 2, 4, None)]
-    assert ax.get_title(loc="left") == "ring: 4 ms"

@@ -9,7 +9,7 @@ import torch
 from matplotlib.colors import to_hex
 from stepped import captions
 
-from pagewise.figures import dataflow, ring, score_bands, score_histogram, tile_width
+from pagewise.figures import ring, score_bands, score_histogram
 from pagewise.figures.moving_softmax import scheme_steps
 from pagewise.figures.palette import BLUE, ORANGE
 from pagewise.online_softmax import Partial
@@ -81,19 +81,3 @@ def test_a_copy_is_on_its_way_until_its_tile_is_multiplied(num_stages, shown):
     started = [max(-1, turn - num_stages + 1) for turn in range(6)]
     assert [b[:2] for b in boxes if b[3]] == [(start, turn - start) for turn, start in enumerate(started)]
     assert [text for text in drawn.texts(ax) if text] == [str(4 * turn) for turn in range(6)]
-
-
-def test_the_wanted_number_of_thread_blocks_is_marked_and_the_two_panels_of_a_tile_share_no_colour(shown):
-    ratios, thread_blocks = {"M = 1": [1.0, 2.0], "M = 8": [8.0, 9.0]}, {"N = 64": [8.0, 4.0], "N = 96": [12.0, 6.0]}
-    tile_width([8, 16], ratios, thread_blocks, (4, 8), title="How wide?")
-    assert "wanted: 4 to 8" in [text.get_text() for text in shown[0].axes[1].get_legend().get_texts()]
-    above, below = ({line.get_color() for line in ax.get_lines()} for ax in shown[0].axes)
-    assert len(above) == len(below) == 2
-    assert not above & below
-
-
-def test_every_operator_shows_its_sizes(shown):
-    keys = ("qkv", "scores", "softmax", "values", "o", "up", "down")
-    dataflow.operator_map({"Decode": {key: f"[{i}]" for i, key in enumerate(keys)}}, title="Which sizes?")
-    texts = drawn.texts(shown[0].axes[0])
-    assert all(any(text.endswith(f":  [{i}]") for text in texts) for i in range(len(keys)))

@@ -1,13 +1,11 @@
 """Slots over time and last waves: what is idle is white, what is chosen is marked."""
 
-import math
-
 import drawn
 import numpy as np
 from matplotlib.colors import to_rgb
 
-from pagewise.figures import last_waves, slots_over_time
-from pagewise.figures.palette import BLUE, ORANGE, SAND
+from pagewise.figures import slots_over_time
+from pagewise.figures.palette import BLUE, SAND
 from pagewise.tools.schedule import Run
 
 
@@ -30,15 +28,3 @@ def test_a_piece_too_short_to_see_is_drawn(shown):
     image = np.asarray(shown[0].axes[0].images[0].get_array())
     assert tuple(image[0, 0]) == to_rgb(BLUE)
     assert tuple(image[0, 1]) == (1, 1, 1)
-
-
-def test_the_chosen_split_is_marked_and_what_is_out_of_the_question_has_no_bar(shown):
-    last_waves({"3 of 8": [0.4, 0.75, math.nan, 0.75]}, {"3 of 8": 2}, title="How full?")
-    (ax,) = shown[0].axes
-    heights = [bar.get_height() for bar in ax.patches]
-    assert heights[:2] == [0.4, 0.75]
-    assert math.isnan(heights[2])
-    assert [i for i, bar in enumerate(ax.patches) if bar.get_hatch() and bar.get_facecolor()[:3] == to_rgb(ORANGE)] == [
-        1
-    ]
-    assert ax.lines[0].get_ydata()[0] == 0.85 * 0.75

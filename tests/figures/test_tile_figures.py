@@ -4,7 +4,7 @@ import drawn
 import torch
 from matplotlib.colors import to_rgb
 
-from pagewise.figures import gradient_owners, visited_tiles, warp_shares
+from pagewise.figures import gradient_owners, visited_tiles
 from pagewise.figures.palette import BLUE, ORANGE, SAND
 
 CAUSAL = torch.ones(4, 6, dtype=torch.bool).tril(2)
@@ -43,17 +43,3 @@ def test_a_program_goes_down_its_column_and_writes_there(shown):
     assert (written[0][0].get_x(), written[1][0].get_y()) == (1, 1)
     assert {"Q", "dK"} <= set(drawn.texts(column))
     assert "K, V" in set(drawn.texts(row))
-
-
-def test_a_row_of_o_shows_every_warp_that_has_a_part_of_it(shown):
-    queries = [(range(2 * w, 2 * w + 2), range(3)) for w in range(2)]
-    keys = [(range(4), [w]) for w in range(2)]
-    warp_shares({"split-Q": queries, "split-K": keys}, title="Who?")
-    of_o = [[p for p in ax.patches if p.get_x() > 1] for ax in shown[0].axes]
-    assert [len(parts) for parts in of_o] == [2, 4]
-    assert len({p.get_facecolor() for p in of_o[0]}) == 2
-    top = [p for p in of_o[1] if p.get_y() == 0]
-    assert len({p.get_facecolor() for p in top}) == len(top) == 2
-    assert [ax.texts[-1].get_text() for ax in shown[0].axes] == ["O", "O: 2\nmerged"]
-    scores = [p for p in shown[0].axes[1].patches if p.get_x() < 1]
-    assert [p.get_width() for p in scores] == [0.5, 0.5]

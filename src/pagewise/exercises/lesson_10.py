@@ -1,60 +1,54 @@
-"""Exercises of lesson 10: a step of the ring, the zigzag order, the bytes that a process sends, and a causal ring."""
+"""Exercises of lesson 10: the send of a ring, the zigzag order, the bytes that a process sends, and a causal ring."""
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pagewise.exercises.exercise import Case
+from pagewise.exercises.processes import ProcessExercise, passing
 from pagewise.exercises.python import call, python_exercise
 from pagewise.exercises.values import small_numbers
 from pagewise.online_softmax import merge_attention
 
 
-def ring_step(rank: int, step: int, n: int) -> tuple[int, int, int]:
-    """Return (block, to, source) of process `rank` in a step of a ring of n processes.
+def pass_on(x: Tensor) -> Tensor:
+    """Send x to the next process of the ring, and return the tensor that the previous process sends.
 
-    Process r starts with block r of K and V: in step 0 it attends to its own block. After each step but
-    the last, every process passes its block on to the process with the next higher rank. The last process passes it on
-    to process 0.
-
-    `block` is the block that the process attends to in this step. `to` is the process to which it then sends the block.
-    `source` is the process from which it receives the next block.
+    Every process calls `pass_on` at the same time, with a tensor of the same shape and dtype. Process r sends to
+    process r + 1, and the last process sends to process 0. x itself must not change.
     """
-    return (rank - step) % n, (rank + 1) % n, (rank - 1) % n
+    rank, n = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(x)
+    for transfer in (dist.isend(x, (rank + 1) % n), dist.irecv(received, (rank - 1) % n)):
+        transfer.wait()
+    return received
 
 
-RING_STEP = python_exercise(
-    ring_step,
+_NEXT, _PREVIOUS = "dist.isend(x, (rank + 1) % n)", "dist.irecv(received, (rank - 1) % n)"
+
+PASS_ON = python_exercise(
+    pass_on,
     [
-        call(1, 0, 3),
-        call(2, 1, 4),
-        call(1, 2, 3),
-        call(0, 1, 3),
-        call(3, 2, 4),
-        call(0, 3, 5),
-        call(0, 0, 1),
+        passing("{name}(torch.tensor([rank])) in 3 processes", lambda rank: [float(rank)]),
+        passing("{name}(torch.tensor([[rank, 7], [8, 10 · rank]])) in 3 processes", lambda r: [[r, 7], [8, 10 * r]]),
     ],
     [
-        "the wrong way round: Blocks move to higher ranks, so a process receives the block of the next lower rank: "
-        "(rank − step) mod n.",
-        ("(rank - step) % n", "(rank + step) % n"),
-        "no circle: Process 0 receives from the last process. Take every rank modulo n.",
-        ("(rank - step) % n, (rank + 1) % n, (rank - 1) % n", "rank - step, rank + 1, rank - 1"),
-        "its own block: That is the block of step 0. In each later step, the process has the block that the process of "
-        "the next lower rank had before. Below rank 0, the ring goes on with the last rank.",
-        ("(rank - step) % n", "rank"),
-        "no circle for the neighbours: The ring is closed. Process 0 receives from the last process, and the last "
-        "process sends to process 0. Take `to` and `source` modulo n.",
-        ("(rank + 1) % n, (rank - 1) % n", "rank + 1, rank - 1"),
-        "one step ahead: That is the block of the next step. In step 0, a process attends to its own block.",
-        ("(rank - step) % n", "(rank - step - 1) % n"),
-        "to and source exchanged: The process sends to the next higher rank, and receives from the next lower rank.",
-        ("(rank + 1) % n, (rank - 1) % n", "(rank - 1) % n, (rank + 1) % n"),
-        "to the process that needs it last: `to` and `source` are the neighbours in every step. They do not depend on "
-        "the step.",
-        ("(rank + 1) % n, (rank - 1) % n", "(rank + step + 1) % n, (rank - step - 1) % n"),
+        "nothing travels: Every process still has its own tensor. Send x to the next process, and receive what the "
+        "previous process sends into a tensor of its own.",
+        ("return received", "return x"),
+        "the other way round: The tensors went to the previous process. Process r sends to r + 1 and receives from "
+        "r − 1.",
+        (_NEXT, "dist.isend(x, (rank - 1) % n)"),
+        (_PREVIOUS, "dist.irecv(received, (rank + 1) % n)"),
+        "into the tensor that is sent: What arrives has overwritten x. Receive into a new tensor.",
+        ("received = torch.empty_like(x)", "received = x.detach()"),
+        (_NEXT, "dist.isend(x.clone(), (rank + 1) % n)"),
     ],
-    "after n steps, every process has had every block, and each block has travelled n − 1 times.",
-    start="return rank, rank + 1, rank - 1  # yours",
+    "n − 1 calls of this function are all that a ring sends. Start both transfers, then wait: a process that first "
+    "waits for its send may wait for ever.",
+    imports="import torch\nimport torch.distributed as dist\nfrom torch import Tensor",
+    start="return x  # yours: it stays at home",
+    kind=ProcessExercise,
 )
 
 
@@ -163,19 +157,19 @@ return {"ring": 2 * Hkv * share, "all-to-all": 0, "decode": 0}  # yours""",
 )
 
 
-def causal_ring(q: Tensor, k: Tensor, v: Tensor, n: int) -> tuple[Tensor, Tensor]:
+def causal_ring(q: Tensor, k: Tensor, v: Tensor, shares: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Return (out [H, S, D], lses [n, H, S]) of causal attention, as a ring of n processes computes it.
 
-    q, k and v are [H, S, D]. Process r holds the tokens `zigzag_positions(S, n)[r]`. In step s, it attends from its
-    queries to the block of `ring_step(r, s, n)`. A query sees the keys whose positions are not later than its own.
-    lses[s] holds the log-sum-exp that each query found in step s. `merge_attention(outs, lses)` merges the steps. It
-    does not read an out whose lse is −inf.
+    q, k and v are [H, S, D]. Process r holds the tokens at the positions shares[r]. In step s, it attends from its
+    queries to the block that began in process r − s, modulo n. A query sees the keys whose positions are not later than
+    its own. lses[s] holds the log-sum-exp that each query found in step s. `merge_attention(outs, lses)` merges the
+    steps. It does not read an out whose lse is −inf.
     """
-    shares = [torch.tensor(share) for share in zigzag_positions(q.shape[1], n)]
+    n, shares = len(shares), [torch.tensor(share) for share in shares]
     outs, lses = q.new_empty(n, *q.shape), q.new_empty(n, *q.shape[:2])
     for r, mine in enumerate(shares):
         for step in range(n):
-            theirs = shares[ring_step(r, step, n)[0]]
+            theirs = shares[(r - step) % n]
             scores = q[:, mine] @ k[:, theirs].mT / q.shape[-1] ** 0.5
             scores = scores.masked_fill(theirs > mine[:, None], -torch.inf)
             outs[step, :, mine] = scores.softmax(dim=-1) @ v[:, theirs]
@@ -185,7 +179,7 @@ def causal_ring(q: Tensor, k: Tensor, v: Tensor, n: int) -> tuple[Tensor, Tensor
 
 def _ring_of(H: int, S: int, D: int, n: int) -> Case:
     q, k = small_numbers(H, S, D) / 4, small_numbers(H, S + 1, D)[:, 1:] / 4
-    return call(q, k, small_numbers(H, S + 2, D)[:, 2:], n)
+    return call(q, k, small_numbers(H, S + 2, D)[:, 2:], zigzag_positions(S, n))
 
 
 _MASK = ".masked_fill(theirs > mine[:, None], -torch.inf)"
@@ -205,22 +199,52 @@ CAUSAL_RING = python_exercise(
         ("merge_attention(outs, lses)[0]", "outs.nan_to_num().mean(dim=0)"),
         "the sum: Each step's output is normalised by its own sum. Merge them with their lses: `merge_attention`.",
         ("merge_attention(outs, lses)[0]", "outs.nan_to_num().sum(dim=0)"),
-        "the other way round: The output is right, but the steps are not in the order of `ring_step`.",
-        ("ring_step(r, step, n)[0]", "(r + step) % n"),
-        "own block only: That is step 0 in every step. `ring_step` gives the block of each step.",
-        ("ring_step(r, step, n)[0]", "r"),
-        "contiguous: The output is right, but the processes must hold the tokens in the zigzag order.",
-        ("zigzag_positions(q.shape[1], n)", "torch.arange(q.shape[1]).view(n, -1).tolist()"),
+        "the other way round: The output is right, but the steps are in another order: blocks travel to higher ranks.",
+        ("(r - step) % n", "(r + step) % n"),
+        "own block only: That is step 0 in every step. In step s, the block of process r − s is here.",
+        ("shares[(r - step) % n]", "mine"),
+        "contiguous: The output is right, but each process holds the tokens that `shares` lists.",
+        ("for share in shares]", "for share in torch.arange(q.shape[1]).view(len(shares), -1).tolist()]"),
         "no scale: The scores lack the division by √D.",
         (" / q.shape[-1] ** 0.5", ""),
     ],
     "this is ring attention in the zigzag order. The package's version differs in one point: its blocks travel.",
-    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.exercises.lesson_10 import ring_step, "
-    "zigzag_positions\nfrom pagewise.online_softmax import merge_attention",
+    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.online_softmax import merge_attention",
     start="""\
 scores = q @ k.mT / q.shape[-1] ** 0.5  # yours
 out, lse = scores.softmax(dim=-1) @ v, scores.logsumexp(dim=-1)
-return out, lse.expand(n, *lse.shape)""",
+return out, lse.expand(len(shares), *lse.shape)""",
 )
 
-EXERCISES = [RING_STEP, ZIGZAG_POSITIONS, SENT_BYTES, CAUSAL_RING]
+
+def all_reduce_bytes(n: int, T: int, hidden: int) -> float:
+    """Return the bytes that each of n processes sends in one layer of a tensor-parallel model.
+
+    T tokens are computed, and a token has `hidden` numbers of 2 bytes. A layer has one all-reduce after attention and
+    one after the MLP. An all-reduce has two halves. First each process gets the sum of its own 1 / n of the numbers:
+    it sends every other process the terms of its part. Then it sends its finished part to every other process.
+    """
+    part = T * hidden * 2 / n
+    return 2 * (2 * (n - 1) * part)
+
+
+ALL_REDUCE_BYTES = python_exercise(
+    all_reduce_bytes,
+    [call(2, 1, 2), call(2, 4, 8), call(4, 1, 8), call(4, 16, 8), call(8, 131_072, 4096)],
+    [
+        "half of them: A layer has two all-reduces, and each has two halves: four times the same number of bytes.",
+        ("2 * (2 * (n - 1) * part)", "2 * (n - 1) * part"),
+        "everything to everyone: A process sends only one part to each other process, 1 / n of the numbers.",
+        ("T * hidden * 2 / n", "T * hidden * 2"),
+        "its own part, too: A process keeps its own part: it sends to n − 1 others.",
+        ("(n - 1) * part", "n * part"),
+        "to one process: Each half sends to all n − 1 others.",
+        ("(n - 1) * part", "part"),
+        "one token: All T tokens of the step are added up.",
+        ("T * hidden * 2 / n", "hidden * 2 / n"),
+    ],
+    "nearly four times the activations, however many processes there are, and nothing hides them.",
+    start="return 0.0  # yours",
+)
+
+EXERCISES = [PASS_ON, ZIGZAG_POSITIONS, SENT_BYTES, CAUSAL_RING, ALL_REDUCE_BYTES]

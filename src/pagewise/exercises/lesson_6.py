@@ -126,20 +126,20 @@ TILE_RANGE = python_exercise(
 def flash_forward(q: Tensor, k: Tensor, v: Tensor, Br: int, Bc: int) -> tuple[Tensor, Tensor, int]:
     """Return (O, L, tiles) of causal attention of one head by FlashAttention-2: q [T, D], k and v [S, D].
 
-    O [T, D] is the output. L [T] is the log-sum-exp of each row of scores. A query without a key gets 0 and −∞.
-    `tiles` says how many tiles of scores were computed: none that tile_range leaves out.
+    O [T, D] is the output. L [T] = m + log l is the log-sum-exp of each row of scores. Query t sees key s if
+    s ≤ t + S − T, and a query without a key gets 0 and −∞. `tiles` says how many tiles of scores were computed: only
+    those of which some query sees a key.
     """
     (T, D), S = q.shape, len(k)
     O, L, tiles = torch.zeros_like(q), torch.zeros(T), 0
     for i in range(-(-T // Br)):
-        full, stop = tile_range(i, Br, Bc, T, S)
         rows = torch.arange(i * Br, min((i + 1) * Br, T))
+        stop = -(-max(0, int(rows[-1]) + S - T + 1) // Bc)  # the last query of the tile sees the most keys
         m, l, O_i = torch.full((len(rows),), -torch.inf), torch.zeros(len(rows)), torch.zeros(len(rows), D)
         for j in range(stop):
             cols = torch.arange(j * Bc, min((j + 1) * Bc, S))
             S_ij = q[rows] @ k[cols].T / D**0.5
-            if j >= full:
-                S_ij = S_ij.masked_fill(cols > rows[:, None] + S - T, -torch.inf)
+            S_ij = S_ij.masked_fill(cols > rows[:, None] + S - T, -torch.inf)
             m_new = torch.maximum(m, S_ij.amax(dim=1))
             m_finite = m_new.masked_fill(m_new == -torch.inf, 0.0)
             P_ij, alpha = torch.exp(S_ij - m_finite[:, None]), torch.exp(m - m_finite)
@@ -174,13 +174,14 @@ FLASH_FORWARD = python_exercise(
         call(small_numbers(5, 4), small_numbers(7, 4) / 4, small_numbers(7, 4), 2, 3),
     ],
     [
-        "no mask: A query sees a key that comes after it. Tiles full … stop − 1 need the causal mask: query t sees "
+        "no mask: A query sees a key that comes after it. Tiles on the diagonal need the causal mask: query t sees "
         "key s if s ≤ t + S − T.",
         ("cols > rows[:, None] + S - T", "cols >= S"),
-        "every tile: Your loop computes tiles that no query of the tile sees: stop the loop over keys at `stop`.",
+        "every tile: Your loop computes tiles that no query of the tile sees. Stop the loop over keys at the last key "
+        "that the tile's last query sees.",
         ("range(stop)", "range(-(-S // Bc))"),
-        "neither mask nor skip: Your code reads every key and masks none. Loop over the column tiles 0 … stop − 1, and "
-        "mask tiles full … stop − 1.",
+        "neither mask nor skip: Your code reads every key and masks none. Stop the loop over keys at the last key that "
+        "the tile's last query sees, and mask the scores of later keys.",
         ("range(stop)", "range(-(-S // Bc))"),
         ("cols > rows[:, None] + S - T", "cols >= S"),
         "top left: The mask is right only if T = S. The last query sees the last key: query t sees keys up to t + S − "
@@ -226,13 +227,11 @@ FLASH_FORWARD = python_exercise(
         (" / D**0.5", ""),
     ],
     "this is the forward pass of FlashAttention-2: no score left the loop, and no hidden tile was computed.",
-    imports="import math\n\nimport torch\nfrom torch import Tensor\n\n"
-    "from pagewise.exercises.lesson_6 import tile_range",
+    imports="import math\n\nimport torch\nfrom torch import Tensor",
     start="""\
 (T, D), S = q.shape, len(k)
 O, L, tiles = torch.zeros_like(q), torch.zeros(T), 0
 for i in range(math.ceil(T / Br)):
-    full, stop = tile_range(i, Br, Bc, T, S)  # yours, of exercise 2
     rows = slice(i * Br, (i + 1) * Br)
     S_i = q[rows] @ k.T / D**0.5  # yours: a tile at a time, with m, l and O_i
     O[rows], L[rows] = torch.softmax(S_i, dim=1) @ v, torch.logsumexp(S_i, dim=1)

@@ -1,13 +1,16 @@
-"""Exercises of lesson 7: the merge of splits, their number, a whole split decode, and equal ranges of a batch."""
+"""Exercises of lesson 7: the merge of splits, the kernel that merges, their number, and equal ranges of a batch."""
 
 import math
 
 import torch
 from torch import Tensor
 
+from pagewise.exercises.code import Gap, device_code, with_gaps
 from pagewise.exercises.exercise import Case
 from pagewise.exercises.python import call, python_exercise
-from pagewise.exercises.values import small_numbers
+from pagewise.exercises.triton import TritonExercise, launching
+from pagewise.exercises.values import small_numbers, text
+from pagewise.tools.launch import launch
 
 
 def merge_splits(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,119 +79,125 @@ MERGE_SPLITS = python_exercise(
 )
 
 
-def smallest_good_split(num_programs: int, num_slots: int, max_splits: int) -> int:
-    """Return the smallest number s ≤ max_splits of splits that is nearly as fast as the best number.
+def _partials(what: str, m: list[list[float]], l: list[list[float]], acc: list[list[float]], D: int = 2) -> Case:
+    """Rows of splits, whose acc repeats a number and its negative. A kernel must not write past the outputs."""
 
-    A GPU runs `num_slots` programs at a time. Cut in s, each of `num_programs` programs becomes s programs that take
-    1 / s of its time. They run in waves of num_slots, and a wave that is not full takes as long as a full wave. Return
-    the smallest s whose total time is at most 1 / 0.85 of the shortest possible.
-    """
-    times = [math.ceil(num_programs * s / num_slots) / s for s in range(1, max_splits + 1)]
-    return 1 + next(i for i, time in enumerate(times) if 0.85 * time <= min(times))
+    def run(kernel: object, device: torch.device) -> object:
+        m_, l_, first = (torch.tensor(each, device=device) for each in (m, l, acc))
+        signs = torch.tensor([1.0, -1.0], device=device).repeat(D // 2)
+        written = m_.new_full((len(m) + 1, D), -7.0)  # its flat view shares its memory
+        parts = (each.flatten() for each in (m_, l_, first[..., None] * signs, written))
+        launch(kernel, (len(m),), *parts, m_.shape[1], outputs=(written,), D=D)
+        return {"out": written[: len(m)], "after out": written[len(m) :]}
+
+    return launching(f"m = {text(m)}, l = {text(l)}, acc = {text(acc)}{what}", run)
 
 
-_FIRST_GOOD = "next(i for i, time in enumerate(times) if 0.85 * time <= min(times))"
-_TIME = "math.ceil(num_programs * s / num_slots) / s"
+_KERNEL = device_code("merge_kernel.py")
 
-SMALLEST_GOOD_SPLIT = python_exercise(
-    smallest_good_split,
+MERGE_KERNEL = TritonExercise(
+    "merge_kernel",
+    _KERNEL,
+    with_gaps(
+        _KERNEL,
+        Gap(
+            "m_new = tl",
+            "m = m_new",
+            "each split has a maximum of its own",
+            "l = l + l_i\nacc = acc + acc_i\nm = m_i",
+        ),
+    ),
     [
-        call(8, 8, 4),
-        call(1, 4, 8),
-        call(1, 10, 16),
-        call(3, 8, 8),
-        call(10, 8, 4),
-        call(8, 132, 16),
-        call(8, 264, 3),
-        call(48, 132, 16),
-        call(5, 6, 8),
+        _partials("", [[1.0]], [[2.0]], [[6.0]]),
+        _partials("", [[0.0, 1.0]], [[1.0, 1.0]], [[4.0, 8.0]]),
+        _partials("", [[1.0, 0.0]], [[1.0, 2.0]], [[4.0, 8.0]]),
+        _partials("", [[0.0, 2.0, 1.0]], [[1.0, 1.5, 2.0]], [[4.0, 8.0, 1.0]]),
+        _partials("", [[200.0, 199.0]], [[1.0, 2.0]], [[4.0, 8.0]]),
+        _partials(" (the first split is empty)", [[-math.inf, 1.0]], [[0.0, 2.0]], [[0.0, 6.0]]),
+        _partials(" (the last split is empty)", [[1.0, -math.inf]], [[2.0, 0.0]], [[6.0, 0.0]]),
+        _partials(" (all splits are empty)", [[-math.inf, -math.inf]], [[0.0, 0.0]], [[0.0, 0.0]]),
+        _partials(", D = 4", [[0.0, 1.0], [3.0, 2.0]], [[1.0, 1.0], [2.0, 1.0]], [[4.0, 8.0], [2.0, 6.0]], D=4),
     ],
     [
-        "the best one: That s is the fastest. A smaller s within 1 / 0.85 of its time leaves less to merge.",
-        (_FIRST_GOOD, "times.index(min(times))"),
-        "the largest good one: Several s are fast enough. Return the smallest, because each split must be merged.",
-        ("next(i for", "max(i for"),
-        "until all slots are taken: You fill the slots once, but the time decides. Compute the time of every s. A "
-        "smaller s may be within 1 / 0.85 of the shortest time, and several waves may be faster than one.",
-        (f"1 + {_FIRST_GOOD}", "max(1, min(num_slots // num_programs, max_splits))"),
-        "0.85 of a full GPU: Compare with the shortest time among s ≤ max_splits, not with the time of a full GPU.",
-        (_FIRST_GOOD, "next((i for i, t in enumerate(times) if 0.85 * t <= num_programs / num_slots), max_splits - 1)"),
-        "waves for time: The number of waves grows with s, but each wave takes 1 / s of the time.",
-        (_TIME, "math.ceil(num_programs * s / num_slots)"),
-        "a wave too many: ⌊x⌋ + 1 counts one wave too many where x is whole: use ⌈x⌉.",
-        ("math.ceil(num_programs * s / num_slots)", "(num_programs * s // num_slots + 1)"),
-        "max_splits left out: s may be max_splits itself, and range ends before its end.",
-        ("range(1, max_splits + 1)", "range(1, max(max_splits, 2))"),
-        "counted from 0: That is one too small: the first s is 1.",
-        ("1 + next", "next"),
+        "one maximum for all: The splits have different maxima, so their l and acc are on different scales. Before you "
+        "add, multiply by exp(m of the part − the larger m).",
+        ("l = l * ours + l_i * theirs", "l = l + l_i"),
+        ("acc = acc * ours + acc_i * theirs", "acc = acc + acc_i"),
+        "l keeps its scale: acc is on the new scale and l is not. Both need the same two factors.",
+        ("l = l * ours + l_i * theirs", "l = l + l_i"),
+        "acc keeps its scale: l is on the new scale and acc is not. Both need the same two factors.",
+        ("acc = acc * ours + acc_i * theirs", "acc = acc + acc_i"),
+        "the new split keeps its scale: What you have so far shrinks, but the split that arrives may be the smaller "
+        "one. It needs a factor too: exp(m_i − m_new).",
+        ("l_i * theirs", "l_i"),
+        ("acc_i * theirs", "acc_i"),
+        "the sum so far keeps its scale: The split that arrives shrinks, but the sum so far may be the smaller one. It "
+        "needs a factor too: exp(m − m_new).",
+        ("l * ours", "l"),
+        ("acc * ours", "acc"),
+        "the other way round: Your factors grow. The factor of a part is exp(its m − the larger m), at most 1.",
+        ("tl.exp(m - m_safe), tl.exp(m_i - m_safe)", "tl.exp(m_safe - m), tl.exp(m_safe - m_i)"),
+        "no maximum: exp(200) is infinite, and infinite / infinite is NaN. Subtract the larger of the two maxima.",
+        ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = 0.0"),
+        ("l = l * ours + l_i * theirs", "l = l + l_i * theirs"),
+        ("acc = acc * ours + acc_i * theirs", "acc = acc + acc_i * theirs"),
+        "NaN between empty splits: No split has had a key so far. Then m_new is −inf, and (−inf) − (−inf) is NaN: "
+        "subtract 0 in place of such a maximum.",
+        ('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),
+        "not divided: acc is a sum of weighted values. The output is acc / l, and 0 where l is 0.",
+        ("acc / tl.where(l == 0.0, 1.0, l)", "acc"),
+        "0 / 0: A row without keys has l = 0, and 0 / 0 is NaN. Divide by 1 there.",
+        ("acc / tl.where(l == 0.0, 1.0, l)", "acc / l"),
     ],
-    "`num_splits_heuristic` follows this rule, with a few limits.",
-    imports="import math",
-    start="return max(1, min(num_slots // num_programs, max_splits))  # yours",
+    "this is the second kernel of Flash-Decoding. It reads each partial result once, in the order of the keys.",
 )
 
 
-def split_decode(q: Tensor, k: Tensor, v: Tensor, num_slots: int, tile: int) -> tuple[Tensor, Tensor]:
-    """Return (out [H, D], lses [n, H]) of attention of one query over S keys, read in n splits.
+def enough_splits(num_programs: int, bandwidth: int, latency: float, in_flight: int, max_splits: int) -> int:
+    """Return the smallest number of splits, from 1 to max_splits, with which the memory is never idle.
 
-    q is [H, D]; k and v are [Hkv, S, D]. One program serves all query heads of a KV head. The keys are t tiles of
-    `tile` keys, and the last tile may be shorter. With n = smallest_good_split(programs, num_slots, t), split i has
-    tiles t · i // n … t · (i + 1) // n − 1. Row i of lses holds what split i found.
+    Cut in s, each of `num_programs` programs becomes s programs. All of them run at the same time, and each has
+    `in_flight` bytes on the way. The memory delivers `bandwidth` bytes per µs, `latency` µs after a request. Return
+    max_splits if no number up to it is enough.
     """
-    (H, D), (Hkv, S, _) = q.shape, k.shape
-    t = -(-S // tile)
-    n = smallest_good_split(Hkv, num_slots, t)
-    outs, lses = [], []
-    for i in range(n):
-        keys = slice(t * i // n * tile, t * (i + 1) // n * tile)
-        scores = q.view(Hkv, H // Hkv, D) @ k[:, keys].mT / D**0.5
-        outs.append((scores.softmax(dim=-1) @ v[:, keys]).view(H, D))
-        lses.append(scores.logsumexp(dim=-1).view(H))
-    outs, lses = torch.stack(outs, dim=1), torch.stack(lses)
-    return torch.stack([merge_splits(outs[h], lses[:, h])[0] for h in range(H)]), lses
+    needed = bandwidth * latency  # bytes that must be on the way: Little's law
+    return min(max_splits, max(1, math.ceil(needed / (num_programs * in_flight))))
 
 
-def _decode(H: int, Hkv: int, S: int, num_slots: int, tile: int) -> Case:
-    k, v = small_numbers(Hkv, S, 4), small_numbers(Hkv, S + 1, 4)[:, 1:]
-    return call(small_numbers(H, 4), k, v, num_slots, tile)
+_ENOUGH = "math.ceil(needed / (num_programs * in_flight))"
 
-
-SPLIT_DECODE = python_exercise(
-    split_decode,
+ENOUGH_SPLITS = python_exercise(
+    enough_splits,
     [
-        call(torch.zeros(1, 2), torch.eye(2)[None], torch.tensor([[[2.0, 4.0], [6.0, 8.0]]]), 2, 1),
-        _decode(1, 1, 4, 2, 2),
-        _decode(1, 1, 5, 2, 2),
-        _decode(1, 1, 7, 2, 2),
-        _decode(1, 1, 3, 8, 2),
-        _decode(2, 1, 4, 2, 1),
-        _decode(4, 2, 12, 6, 3),
+        call(1, 8, 1.0, 2, 16),
+        call(1, 8, 2.0, 2, 16),
+        call(2, 8, 1.0, 2, 16),
+        call(2, 10, 1.0, 2, 16),
+        call(4, 8, 0.5, 4, 16),
+        call(64, 8, 1.0, 2, 16),
+        call(1, 64, 1.0, 2, 16),
+        call(2, 2_039_000, 0.8, 65_536, 1024),
     ],
     [
-        "one split: That is attention in one split. Choose n, cut the keys, and merge.",
-        ("smallest_good_split(Hkv, num_slots, t)", "1"),
-        "a split per slot: There may be fewer tiles than slots. Then some splits have no key: allow t splits at most.",
-        ("num_slots, t)", "num_slots, num_slots)"),
-        "a program per query head: A program serves all query heads of its KV head: Hkv programs, not H.",
-        ("smallest_good_split(Hkv", "smallest_good_split(H"),
-        "keys, not tiles: You cut a tile in two. Share out whole tiles, and then multiply by `tile`.",
-        ("t * i // n * tile, t * (i + 1) // n * tile", "S * i // n, S * (i + 1) // n"),
-        "the last tile left out: The last tile may be shorter. Round the number of tiles up.",
-        ("-(-S // tile)", "S // tile"),
-        "the mean: That is the mean of the splits. Merge them with their lses: `merge_splits`.",
-        ("merge_splits(outs[h], lses[:, h])[0]", "outs[h].mean(dim=0)"),
-        "no scale: The scores lack the division by √D.",
-        (" / D**0.5", ""),
-        "heads in another order: Query head h belongs to KV head h // (H // Hkv): neighbours share a KV head.",
-        ("q.view(Hkv, H // Hkv, D)", "q.view(H // Hkv, Hkv, D).transpose(0, 1)"),
+        "until all SMs are taken: The number of splits that you may use is not the number that you need. Count the "
+        "bytes on the way: how many does the memory need, and how many does one split of all programs bring?",
+        (f"max(1, {_ENOUGH})", "max_splits"),
+        "latency left out: The bandwidth says how many bytes arrive in one µs. A byte is on the way for `latency` µs.",
+        ("bandwidth * latency", "bandwidth"),
+        "latency divides: The longer a byte is on the way, the more bytes must be on the way: multiply by the latency.",
+        ("bandwidth * latency", "bandwidth / latency"),
+        "one program: All programs request at the same time. Count the bytes of num_programs · s programs.",
+        ("num_programs * in_flight", "in_flight"),
+        "rounded down: A part of a split is still needed: round up.",
+        (_ENOUGH, "int(needed / (num_programs * in_flight))"),
+        "no split at all: If the programs are enough uncut, the number of splits is 1.",
+        (f"max(1, {_ENOUGH})", f"(0 if num_programs * in_flight > needed else {_ENOUGH})"),
+        "more than there are: There are at most max_splits tiles to share out.",
+        (f"min(max_splits, max(1, {_ENOUGH}))", f"max(1, {_ENOUGH})"),
     ],
-    "this is Flash-Decoding: the number of splits, the splits and the merge.",
-    imports="import torch\nfrom torch import Tensor\n\nfrom pagewise.exercises.lesson_7 import merge_splits, "
-    "smallest_good_split",
-    start="""\
-(H, D), Hkv = q.shape, k.shape[0]
-scores = q.view(Hkv, H // Hkv, D) @ k.mT / D**0.5  # yours
-return (scores.softmax(dim=-1) @ v).view(H, D), scores.logsumexp(dim=-1).view(1, H)""",
+    "two KV heads on an A100 need 13 splits: 26 programs on 108 SMs. More splits only leave more to merge.",
+    imports="import math",
+    start="return max_splits  # yours",
 )
 
 
@@ -257,4 +266,4 @@ PIECES_OF_PROGRAM = python_exercise(
     start="return [(0, 0, tiles[0])]  # yours",
 )
 
-EXERCISES = [MERGE_SPLITS, SMALLEST_GOOD_SPLIT, SPLIT_DECODE, PIECES_OF_PROGRAM]
+EXERCISES = [MERGE_SPLITS, MERGE_KERNEL, ENOUGH_SPLITS, PIECES_OF_PROGRAM]

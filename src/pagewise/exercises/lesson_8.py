@@ -1,4 +1,4 @@
-"""Exercises of lesson 8: unsafe rows, a safe φ, a maximum that rises lazily, and products with few rows."""
+"""Exercises of lesson 8: unsafe rows, a safe φ, a maximum that rises lazily, and rings of buffers."""
 
 import math
 
@@ -192,75 +192,56 @@ return m_new, l + weights.sum(), acc + weights @ values  # yours""",
 )
 
 
-def inflections(gemv: list[float], flat: list[float], matmul: list[float]) -> tuple[int, int]:
-    """Return (M1, M2) from the seconds of three implementations for M = 1, 2, … n rows.
+def unordered_reads(num_tiles: int, ahead: int, pending: int | None) -> list[int]:
+    """Return the tiles that a loop may read while their copy is still on its way.
 
-    gemv serves M < M1, flat serves M1 ≤ M < M2, and matmul serves M ≥ M2, with 1 ≤ M1 ≤ M2 ≤ n + 1. The times are
-    noisy, so take the pair with the smallest total time over all M. Among equal totals, take the smallest pair.
+    The loop reads tiles 0 … num_tiles − 1. Before it, the copies of the first `ahead` tiles begin, each as one group.
+    Turn j waits until at most the `pending` newest groups are on their way (None: it does not wait), reads tile j, and
+    then begins the copy of tile j + ahead, if there is one.
     """
-    n = len(gemv)
-    pairs = [(M1, M2) for M1 in range(1, n + 2) for M2 in range(M1, n + 2)]
-    return min(pairs, key=lambda p: sum(gemv[: p[0] - 1]) + sum(flat[p[0] - 1 : p[1] - 1]) + sum(matmul[p[1] - 1 :]))
+    found = []
+    for j in range(num_tiles):
+        begun = min(num_tiles, j + ahead)  # groups, when turn j waits
+        arrived = 0 if pending is None else begun - pending
+        if j >= arrived:
+            found.append(j)
+    return found
 
 
-def _crossing(earlier: list[float], later: list[float]) -> int:
-    """The first M at which `later` is faster than `earlier`, or n + 1."""
-    return next((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if b < a), len(earlier) + 1)
-
-
-def _last_crossing(earlier: list[float], later: list[float]) -> int:
-    """The M after the last one at which `earlier` is faster than `later`."""
-    return 1 + max((M for M, (a, b) in enumerate(zip(earlier, later, strict=True), 1) if a < b), default=0)
-
-
-def _best_of_two(earlier: list[float], later: list[float]) -> int:
-    """The M from which `later` serves if there are only these two."""
-    return min(range(1, len(earlier) + 2), key=lambda M: sum(earlier[: M - 1]) + sum(later[M - 1 :]))
-
-
-_M1, _M2 = "for M1 in range(1, n + 2)", "for M2 in range(M1, n + 2)"
-
-INFLECTIONS = python_exercise(
-    inflections,
+UNORDERED_READS = python_exercise(
+    unordered_reads,
     [
-        call([1.0, 3.0], [2.0, 2.0], [4.0, 4.0]),
-        call([1.0, 3.0, 5.0, 7.0], [2.0, 2.0, 4.0, 6.0], [3.0, 3.0, 3.0, 3.0]),
-        call([5.0, 6.0, 7.0], [1.0, 2.0, 6.0], [3.0, 3.0, 3.0]),
-        call([1.0, 1.0, 9.0, 9.0], [4.0, 4.0, 4.0, 4.0], [2.0, 2.0, 2.0, 2.0]),
-        call([1.0, 3.0, 3.0], [4.0, 4.0, 1.5], [5.0, 2.0, 2.0]),
-        call([1.0, 3.0, 9.0, 2.9, 9.0], [2.0, 2.0, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
-        call([1.0, 3.0, 2.0, 9.0, 9.0], [2.5, 2.9, 3.0, 3.0, 3.0], [9.0, 9.0, 9.0, 9.0, 9.0]),
+        call(1, 1, 0),
+        call(2, 1, None),
+        call(3, 2, 0),
+        call(3, 2, 1),
+        call(4, 2, 2),
+        call(6, 3, 2),
+        call(4, 3, 1),
+        call(2, 4, 3),
     ],
     [
-        "the first crossing: One noisy time decides the first crossing, which may be an accident. Add up the times of "
-        "each pair.",
-        (_M1, "for M1 in [_crossing(gemv, flat)]"),
-        (_M2, "for M2 in [M1 - 1 + _crossing(flat[M1 - 1 :], matmul[M1 - 1 :])]"),
-        "the last crossing: One noisy time decides the last crossing, which may be an accident too. Add up the times "
-        "of each pair.",
-        (_M1, "for M1 in [_last_crossing(gemv, flat)]"),
-        (_M2, "for M2 in [max(M1, _last_crossing(list(map(min, gemv, flat)), matmul))]"),
-        "one after the other: M1 was chosen without matmul, and M2 afterwards. With matmul, another M1 may lose less. "
-        "Try all pairs.",
-        (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
-        "each pair of curves by itself: Two separate comparisons may give M1 > M2, if gemv and matmul are both faster "
-        "than flat. Choose M1 and M2 together.",
-        (_M1, "for M1 in [_best_of_two(gemv, flat)]"),
-        (_M2, "for M2 in [_best_of_two(flat, matmul)]"),
-        "counted from 0: The result holds list indices. The first time belongs to M = 1, so add 1.",
-        (_M1, "for M1 in range(n + 1)"),
-        (_M2, "for M2 in range(M1, n + 1)"),
-        (" - 1", ""),
-        "the last one of each: M1 is the first M that flat serves, and M2 the first M that matmul serves. Both are too "
-        "large by 1.",
-        (_M1, "for M1 in range(2, n + 3)"),
-        (_M2, "for M2 in range(M1, n + 3)"),
-        (" - 1", " - 2"),
-        "two of three: gemv never serves, although gemv is the fastest for the smallest M. Try every M1.",
-        (_M1, "for M1 in [1]"),
+        "the end of the loop: At the end no new group begins. The newest groups are then the tiles that are read next, "
+        "and the wait lets them pass. Count the groups that have begun at turn j.",
+        ("min(num_tiles, j + ahead)", "j + ahead"),
+        "no wait is no group: Without a wait, no copy is known to have arrived. `wait_group 0` is the opposite: it "
+        "waits for all of them.",
+        ("0 if pending is None else begun - pending", "begun - (pending or 0)"),
+        "one more has arrived: Of `begun` groups, all but the `pending` newest have arrived: groups 0 … begun − "
+        "pending − 1.",
+        ("j >= arrived", "j > arrived"),
+        "the copy comes later: Turn j begins its copy after it has read its tile, so this copy does not count yet.",
+        ("min(num_tiles, j + ahead)", "min(num_tiles, j + ahead + 1)"),
+        "the first one only: Every turn waits anew. Look at the other tiles, too.",
+        ("return found", "return found[:1]"),
+        "nothing at all: A wait that lets too many groups pass is as bad as none. Which groups have arrived when a "
+        "turn reads its tile?",
+        ("found.append(j)", "pass"),
+        "the tiles that are safe: Those tiles have arrived. Return the others.",
+        ("j >= arrived", "j < arrived"),
     ],
-    "two numbers serve one shape of weights, and a single wrong time does not move them.",
-    start="return 1, len(gemv) + 1  # yours",
+    "with pending = ahead − 1 only the end goes wrong. Real loops commit empty groups there.",
+    start="return []  # yours: nothing goes wrong",
 )
 
 
@@ -325,4 +306,4 @@ TILE_AND_RING = python_exercise(
     start="return 32, 2  # yours",
 )
 
-EXERCISES = [ROWS_TO_RECOMPUTE, SAFE_PHI, LAZY_FOLD, INFLECTIONS, TILE_AND_RING]
+EXERCISES = [ROWS_TO_RECOMPUTE, SAFE_PHI, LAZY_FOLD, TILE_AND_RING, UNORDERED_READS]

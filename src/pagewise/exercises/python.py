@@ -44,12 +44,13 @@ def python_exercise(
     imports: str = "",
     start: str = "...",
     bug: Sequence[tuple[str, str]] = (),
+    kind: type | None = None,
 ) -> Exercise:
     """Return an exercise around `solution`, whose docstring is the task.
 
     `mistakes` has the form of `Exercise.listed`. The stub and the solution begin with the lines of `imports`. The stub
     is the solution with the lines of `start` as its body. For a reader who looks for a mistake, it is the solution
-    after the edits of `bug`.
+    after the edits of `bug`. `kind` is a subclass of PythonExercise.
     """
     source = textwrap.dedent(inspect.getsource(solution)).rstrip()
     docstring = ast.parse(source).body[0].body[0]
@@ -58,7 +59,7 @@ def python_exercise(
     above = f"{imports}\n\n\n" if imports else ""
     scope = inspect.unwrap(solution).__globals__
     name = name or solution.__name__
-    return PythonExercise(name, above + source, above + stub, cases, mistakes, praise, scope=scope)
+    return (kind or PythonExercise)(name, above + source, above + stub, cases, mistakes, praise, scope=scope)
 
 
 def call(*args: object, of: Callable[..., object] | None = None, **kwargs: object) -> Case:

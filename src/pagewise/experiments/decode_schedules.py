@@ -64,7 +64,12 @@ def not_split(lengths: Sequence[int]) -> list[Program]:
 
 def split_by_512(lengths: Sequence[int]) -> list[Program]:
     """Pieces of 512 keys, however many that are."""
-    return _cut(lengths, lambda _: 512 // TILE)
+    return split_by(512, lengths)
+
+
+def split_by(keys: int, lengths: Sequence[int]) -> list[Program]:
+    """Pieces of this number of keys, however many that are. `keys` is a multiple of TILE."""
+    return _cut(lengths, lambda _: keys // TILE)
 
 
 def flash_attention_2(lengths: Sequence[int]) -> list[Program]:

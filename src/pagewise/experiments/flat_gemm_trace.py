@@ -22,8 +22,10 @@ class Event(NamedTuple):
     k_tile: int  # columns k_tile · TILE_K … of x and w
 
 
-def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: int = TILE_M) -> list[Event]:
-    """Return the events of the warps of one thread block, in the order of a launch on the CPU.
+def ring_timeline(
+    num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: int = TILE_M, warp: int | None = None
+) -> list[Event]:
+    """Return the events of the warps of one thread block, or of one `warp`, in the order of a launch on the CPU.
 
     Each warp's events are in its own order; that of different warps is one of many. A copy is on its way from its event
     on, at the latest until the same turn is multiplied: then it has been waited for.
@@ -40,12 +42,12 @@ def ring_timeline(num_stages: int = 4, *, K: int = 6 * NUM_WARPS * TILE_K, M: in
         if access["space"] == "global":
             column = element % K
             continue
-        (warp, stage), inside = divmod(element // words, num_stages), element % words
+        (of_warp, stage), inside = divmod(element // words, num_stages), element % words
         what = "multiply" if access["access"] == "read" else "copy"
         if inside == 0 and access["bytes"] == 16 and (what == "multiply" or column is not None):
             if what == "copy":
-                tiles[warp, stage] = column // TILE_K
-            events.append(Event(what, warp, turns[what, warp], stage, tiles[warp, stage]))
-            turns[what, warp] += 1
+                tiles[of_warp, stage] = column // TILE_K
+            events.append(Event(what, of_warp, turns[what, of_warp], stage, tiles[of_warp, stage]))
+            turns[what, of_warp] += 1
         column = None
-    return events
+    return [event for event in events if warp in (None, event.warp)]

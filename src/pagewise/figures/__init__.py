@@ -16,31 +16,29 @@ from pagewise.figures.calculators import (
     roofline_calculator,
     saving_calculator,
 )
-from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks, tile_width
+from pagewise.figures.charts import bars, heatmaps, lines, roofline, stacks
 from pagewise.figures.clients import tokens_by_step, waiting_clients
 from pagewise.figures.dataflow import (
     cache_timeline,
     decoder_flow,
     decoder_shapes,
-    one_kernel,
-    operator_map,
     three_kernels,
 )
+from pagewise.figures.decode_calculator import decode_calculator
 from pagewise.figures.drawing import show
-from pagewise.figures.exchanges import all_to_all, process_timelines
+from pagewise.figures.exchanges import all_to_all
 from pagewise.figures.flat_step import flat_step
 from pagewise.figures.latencies import latencies
-from pagewise.figures.limits import unit_times
 from pagewise.figures.merges import merge_trees, precision_errors, tiles_held
 from pagewise.figures.moving_batches import Moment, batch_steps, blocks_over_time
 from pagewise.figures.moving_blocks import block_steps
-from pagewise.figures.moving_keys import key_range_steps
 from pagewise.figures.moving_rings import balance_steps, ring_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.published import published
-from pagewise.figures.schedules import last_waves, ring, slots_over_time, sm_steps, step_timelines
+from pagewise.figures.schedules import ring, slots_over_time, sm_steps, step_timelines
+from pagewise.figures.sram import sram_box
 from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.table import table
@@ -56,4 +54,4 @@ from pagewise.figures.threads import (
     sectors_of_request,
     vecs_of_block,
 )
-from pagewise.figures.tiles import gradient_owners, visited_tiles, warp_shares
+from pagewise.figures.tiles import gradient_owners, visited_tiles

@@ -220,33 +220,6 @@ def stacks(
         ax.legend(ncols=len(shares), fontsize=9, columnspacing=1.2, **above)
 
 
-def tile_width(
-    widths: Sequence[int],
-    ratios: Mapping[str, Sequence[float]],
-    thread_blocks: Mapping[str, Sequence[float]],
-    wanted: tuple[float, float],
-    *,
-    title: str,
-    alt: str = "",
-) -> None:
-    """Draw the two effects of a tile's width: work per byte above, thread blocks below.
-
-    Args:
-        widths: the widths B_N of a tile, which both panels share as x axis.
-        ratios, thread_blocks: curve → computation per memory access, and curve → N / B_N.
-        wanted: the fewest and most thread blocks by the rule of thumb. This band is marked.
-    """
-    axes = {"title": "", "logx": True, "logy": True}
-    with subplots(2, size=(6.4, 5.6), title=title, alt=alt) as (_, (top, bottom)):
-        lines(widths, ratios, xlabel="", ylabel="FLOPs per number moved", ax=top, **axes)
-        labels = {"xlabel": "columns of a tile, $B_N$", "ylabel": "thread blocks, N / $B_N$"}
-        lines(widths, thread_blocks, ax=bottom, **labels, **axes)
-        for i, line in enumerate(bottom.get_lines(), start=len(ratios)):  # other curves, so other colours
-            line.set(color=PALETTE[i % 5], marker=palette.MARKERS[i % 5])
-        bottom.axhspan(*wanted, color="#d9d9e3", zorder=0, label="wanted: {:g} to {:g}".format(*wanted))
-        bottom.legend()
-
-
 def roofline(gpus: Sequence, points: Mapping[str, float], *, title: str, alt: str = "") -> None:
     """Draw attainable TFLOP/s over intensity for each GPU of `tools.roofline`, with a mark at each point's intensity.
 

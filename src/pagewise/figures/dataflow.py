@@ -4,7 +4,6 @@ A lesson runs its code, records the shapes of its tensors, and passes the record
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from matplotlib.axes import Axes
 
@@ -50,21 +49,6 @@ _DECODER_ARROWS = [
     ("add", "rest", ""),
     ("rest", "logits", ""),
 ]
-
-# The six operators of a layer, numbered as in FlashDecoding++: three multiply by weights, and three read the cache.
-_OPERATOR_BOXES = {
-    "qkv": (2.2, 6, 4.4, "1  $W_q, W_k, W_v$"),
-    "KV cache": (3.5, 5, 1.8, "KV cache"),
-    "scores": (2.2, 4, 4.4, "2  $q\\,K^T$"),
-    "softmax": (2.2, 3, 4.4, "3  softmax"),
-    "values": (2.2, 2, 4.4, "4  times $V$"),
-    "o": (2.2, 1, 4.4, "5  $W_o$"),
-    "up": (2.2, 0, 4.4, "6  $W_{gate}, W_{up}$"),
-    "down": (2.2, -1, 4.4, "6  $W_{down}$"),
-}
-_OPERATOR_ORDER = ("qkv", "scores", "softmax", "values", "o", "up", "down")
-_OPERATOR_ARROWS = [(above, below, "") for above, below in pairwise(_OPERATOR_ORDER)]
-_OPERATOR_ARROWS += [("qkv", "KV cache", ""), ("KV cache", "scores", "")]
 
 # Standard attention: matrices in main memory above, a kernel for each step below, and the bytes that it moves.
 _KERNELS = {
@@ -114,19 +98,6 @@ def decoder_shapes(prefill: Mapping[str, Sequence[int]], decode: Mapping[str, Se
     decoder_flow({"shapes in prefill → in decode": labels}, title=title, alt=alt)
 
 
-def operator_map(panels: Mapping[str, Mapping[str, str]], *, title: str, alt: str = "") -> None:
-    """Draw the operators of a decoder's layer with their sizes, in a panel for each phase.
-
-    A panel gives texts for "qkv", "scores", "softmax", "values", "o", "up" and "down", which follow the operator's
-    name. Operators that work on the cache have another colour.
-    """
-    labels = {}
-    for name, texts in panels.items():
-        labels[name] = {key: f"{_OPERATOR_BOXES[key][3]}:  {text}" for key, text in texts.items()}
-    filled, size = ["KV cache", "scores", "softmax", "values"], (5.4, 4.6 * len(panels))
-    flow(labels, _OPERATOR_BOXES, _OPERATOR_ARROWS, title=title, filled=filled, size=size, alt=alt)
-
-
 def three_kernels(moved: Mapping[str, int], *, title: str = "", alt: str = "") -> None:
     """Draw standard attention's eight reads and writes, from `standard_attention_bytes`. More bytes: thicker arrow.
 
@@ -140,11 +111,6 @@ def three_kernels(moved: Mapping[str, int], *, title: str = "", alt: str = "") -
         f"V and writes O. Scores or P are {large}, any other matrix {small}."
     )
     _kernels(_KERNELS, _MOVES, "a kernel per step", moved, max(moved.values()), title=title, alt=alt)
-
-
-def one_kernel(moved: Mapping[str, int], largest: int, *, title: str, alt: str = "") -> None:
-    """Draw the moves of the same three steps in one kernel. The thickest arrow would be `largest` bytes."""
-    _kernels(_FUSED, _FUSED_MOVES, "one kernel", moved, largest, title=title, alt=alt)
 
 
 def _kernels(

@@ -1,15 +1,10 @@
 """Processes that exchange data: tokens for heads in an all-to-all, and the time of sending beside that of computing."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from matplotlib.patheffects import withStroke
 
-from pagewise.figures.drawing import arrow, box, colour_key, diagram, rectangle, subplots
+from pagewise.figures.drawing import arrow, box, diagram, rectangle, subplots
 from pagewise.figures.moving_rings import PROCESSES
 from pagewise.figures.palette import INK
-
-SPANS = {"compute": {"fc": "#b9c3d9"}, "send": {"fc": "#e07a3f", "hatch": "////"}, "wait": {"fc": "white"}}
 
 
 def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, alt: str = "") -> None:
@@ -46,31 +41,3 @@ def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, a
                     rectangle(ax, left + head + 0.07, marked + 0.07, 0.86, 0.86, "none", **frame)
         middle = num_processes / 2
         arrow(ax, (num_heads + 0.3, middle), (right - 0.3, middle), lw=2)
-
-
-def process_timelines(panels: Mapping[str, Sequence[Sequence[Any]]], *, title: str, alt: str = "") -> None:
-    """Draw a panel per run and two rows per process: when it computes, and when its transfers are under way.
-
-    Args:
-        panels: name → the spans of each process. A span has a name of `SPANS`, a start and seconds.
-    """
-    end = max(span.start + span.seconds for runs in panels.values() for spans in runs for span in spans)
-    most = max(map(len, panels.values()))
-    size = (5.8, len(panels) * (0.42 * most + 0.75) + 0.7)
-    with subplots(len(panels), size=size, title=title, alt=alt, sharex=True) as (figure, axes):
-        for ax, (name, runs) in zip(axes, panels.items(), strict=True):
-            for r, spans in enumerate(runs):
-                for span in spans:
-                    row = 0.5 if span.name == "send" else 0.05
-                    rectangle(ax, 1e3 * span.start, r + row, 1e3 * span.seconds, 0.43, **_look(span.name))
-            last = max(span.start + span.seconds for spans in runs for span in spans)
-            ax.set_title(f"{name}: {1e3 * last:.0f} ms", fontsize=10)
-            ax.set(xlim=(0, 1e3 * end * 1.01), ylim=(len(runs), 0), ylabel="process")
-            ax.set_yticks([r + 0.5 for r in range(len(runs))], range(len(runs)))
-        axes[-1].set_xlabel("time (ms)")
-        used = dict.fromkeys(span.name for runs in panels.values() for spans in runs for span in spans)
-        colour_key(figure, {name: SPANS[name] for name in used}, loc="outside lower center", ncols=len(used))
-
-
-def _look(name: str) -> dict[str, Any]:
-    return {"lw": 0.5} | SPANS[name]

@@ -48,31 +48,6 @@ def slots_over_time(
         colour_key(figure, looks, loc="outside lower center", ncols=3)
 
 
-def last_waves(
-    efficiencies: Mapping[str, Sequence[float]], chosen: Mapping[str, int], *, title: str, alt: str = ""
-) -> None:
-    """Draw a panel per grid: the efficiency of s = 1, 2, 3 … splits, 85 % of the best one, and the chosen s.
-
-    Args:
-        efficiencies: panel → efficiency of s = 1, 2, 3 …. NaN means that s is not possible and has no bar.
-        chosen: panel → the chosen s.
-    """
-    size = (5.2, 1.35 * len(chosen) + 0.7)
-    with subplots(len(chosen), size=size, title=title, alt=alt, sharex=True) as (figure, axes):
-        for ax, (name, efficiency) in zip(axes, efficiencies.items(), strict=True):
-            splits, s = range(1, len(efficiency) + 1), chosen[name]
-            ax.bar(splits, efficiency, 0.75, color=[ORANGE if split == s else BLUE for split in splits])
-            ax.patches[s - 1].set_hatch("///")
-            ax.axhline(0.85 * np.nanmax(efficiency), color=TEAL, ls="--", label="0.85 of the best")
-            ax.annotate(f"{s}", (s, efficiency[s - 1]), ha="center", va="bottom", fontweight="bold")
-            ax.set_title(name, fontsize=10, fontweight="normal")
-            ax.set(ylim=(0, 1.25), yticks=(0, 0.5, 1), xlim=(0, len(efficiency) + 1))
-            ax.grid(axis="y")
-        axes[0].legend(loc="upper left", bbox_to_anchor=(0.6, 1.35))
-        figure.supylabel("share of the waves that is full", fontsize=10)
-        axes[-1].set_xlabel("splits (hatched: chosen)")
-
-
 # Colour and hatch of each span. Strong colours mark the work that paging removes; the model's own work is pale.
 LOOK = {
     "step": ("#f1f1f5", ""),

@@ -6,7 +6,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from pagewise.figures.drawing import arrow, colour_key, diagram, rectangle, subplots
-from pagewise.figures.palette import BLUE, ORANGE, SAND, WARPS, readable_on
+from pagewise.figures.palette import BLUE, ORANGE, SAND
 
 Tile = tuple[tuple[int, int], tuple[int, int]]  # (first query, last query + 1), and the same for keys
 HIDDEN = {"ec": "#9a9aae", "hatch": "/////", "lw": 0}
@@ -51,17 +51,24 @@ def visited_tiles(
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
+OWNERS = {
+    "owns dK, dV of a column": ("column", ["Q", "dO", "L", "D_i"], ["dK", "dV"]),
+    "owns dQ of a row": ("row", ["K", "V"], ["dQ"]),
+}
+
+
 def gradient_owners(
-    programs: Mapping[str, tuple[str, Sequence[str], Sequence[str]]],
+    programs: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = OWNERS,
     tiles: tuple[int, int] = (4, 6),
     *,
     title: str,
-    alt: str = "",
+    alt: str = "Left: down a column of tiles, dK and dV above it. Right: along a row, dQ at its left.",
 ) -> None:
     """Draw a panel per kind of program: the tiles of the scores on its way, and the results that only it writes.
 
     Args:
         programs: name → ("row" or "column", tensors that it reads along its way, tensors that it writes at its end).
+            By default, the two kinds of FlashAttention's backward pass.
         tiles: the number of rows and of columns of tiles.
     """
     rows, columns = tiles
@@ -87,32 +94,3 @@ def gradient_owners(
             diagram(ax, (-2.2, columns + 0.2), (rows + 0.2, -2.0))
         looks = {"tiles of its scores": BLUE, "reads in its loop": SAND, "writes once": {"fc": ORANGE, "hatch": "////"}}
         colour_key(figure, looks, loc="outside lower center", ncols=3)
-
-
-def warp_shares(
-    splits: Mapping[str, Sequence[tuple[Sequence[int], Sequence[int]]]], *, title: str, alt: str = ""
-) -> None:
-    """Draw a panel per way to split a tile between warps: the scores of each warp, and the sums in a row of O.
-
-    Args:
-        splits: name → for each warp, the queries and the keys of the tile that it reads.
-    """
-    with subplots(1, len(splits), size=(4.8, 3.0), title=title, alt=alt) as (_, axes):
-        for ax, (name, warps) in zip(axes, splits.items(), strict=True):
-            Br, Bc = (1 + max(max(read[axis]) for read in warps) for axis in (0, 1))
-            for w, (rows, cols) in enumerate(warps):
-                x, y, width, height = min(cols) / Bc, min(rows) / Br, len(cols) / Bc, len(rows) / Br
-                rectangle(ax, x, y, width, height, WARPS[w % 4], lw=1.0)
-                look = {"ha": "center", "va": "center", "color": readable_on(WARPS[w % 4]), "fontweight": "bold"}
-                ax.text(x + width / 2, y + height / 2, f"{w}", **look)
-            parts = 1
-            for row in range(0, Br, Br // len(warps)):
-                sharing = [w for w, (rows, _) in enumerate(warps) if row in rows]
-                parts = max(parts, len(sharing))
-                width = 0.3 / len(sharing)
-                for n, w in enumerate(sharing):
-                    rectangle(ax, 1.15 + n * width, row / Br, width, 1 / len(warps), WARPS[w % 4], lw=1.0)
-            ax.text(0.5, 1.04, f"scores: {Br} queries,\n{Bc} keys", ha="center", va="top", fontsize=9)
-            ax.text(1.3, 1.04, "O" if parts == 1 else f"O: {parts}\nmerged", ha="center", va="top", fontsize=9)
-            ax.set_title(name)
-            diagram(ax, (-0.05, 1.5), (1.22, -0.05))
