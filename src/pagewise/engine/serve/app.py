@@ -146,8 +146,7 @@ class Endpoint:
         """Answer a request, unless its client hangs up."""
         check_key(request, self.api_key)
         body = self.body.read(await read(request))
-        if body.model is not None:
-            check_name(body.model, self.name)
+        check_name(self.name if body.model is None else body.model, self.name)
         if (number := len(body.prompts)) > self.engine.max_queue:
             most = f"max_queue = {self.engine.max_queue}"
             raise Failure(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)

@@ -51,7 +51,8 @@ class Answer:
         unfinished, reasons = len(self.requests), {}
         while unfinished:
             try:
-                index, event = await asyncio.wait_for(self.events.get(), QUIET)
+                async with asyncio.timeout(QUIET):
+                    index, event = await self.events.get()
             except TimeoutError:
                 yield -1, None
                 continue

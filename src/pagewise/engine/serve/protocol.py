@@ -1,9 +1,9 @@
 """HTTP for clients that send slowly, or that close the half of a connection on which they send (lesson 9).
 
-uvicorn gives a request as much time as it takes to arrive. It takes the end of what a client sends for the end of the
-client, but the client may still read: it has closed one half of the connection (`shutdown` of a socket). A client that
-has gone looks the same, until the server sends something: then the client's system resets the connection. Therefore a
-server that waits for an answer sends "100 Continue", which clients skip, once a second. In a stream it sends comments.
+uvicorn gives a request as much time as it takes to arrive. A client that has sent its request may close its half of the
+connection (`shutdown` of a socket) and still read. uvicorn takes it for a client that has gone. Both look the same
+until the server sends something: the system of a client that has gone resets the connection. Therefore the server sends
+"100 Continue", which clients skip, once a second until its answer begins. In a stream it sends comments.
 """
 
 import asyncio
