@@ -67,6 +67,13 @@ def test_the_command_prints_a_table_for_each_number_of_processes(two, capsys):
     assert "process 1" not in out
 
 
+@pytest.mark.slow
+def test_torchs_ring_is_a_rival_with_the_same_results(two):
+    found, _ = two.run(context_parallel_speed.against_torch, 2)
+    assert list(found) == ["forward", "forward and backward"]
+    assert all(0 < spread.median < 100 for spread in found.values())
+
+
 def test_shapes_are_timed_on_powers_of_two_of_processes():
     assert [shape.num_processes for shape in shapes_for(6, on_gpu=True)[:3]] == [1, 2, 4]
     assert {shape.num_processes for shape in shapes_for(1, on_gpu=False)} == {1}

@@ -5,6 +5,8 @@
 The same work is timed on 1, 2, 4, … of the processes. The time of a call is the time of the slowest process, because
 the other processes wait for it. Every result is compared with that of one process before it is timed. With a GPU for
 each process the tensors travel by NCCL. Otherwise they travel by gloo, and only the smallest shapes are timed.
+
+With `--rounds 15`, the ring takes turns with torch's own ring on CPUs, where both use torch's fused attention.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
 from pagewise.tools.benchmark import TOLERANCES, relative_error
 from pagewise.tools.records import Record, keep, surroundings, table_of
-from pagewise.tools.timing import Spread, host_seconds
+from pagewise.tools.timing import Spread, host_seconds, in_turns
 
 
 class Shape(NamedTuple):
@@ -141,11 +143,64 @@ def records(
         yield record._replace(seconds=seconds.median, spread=seconds.high - seconds.low)
 
 
+def against_torch(rounds: int, *, seq_len: int = 2048) -> dict[str, Spread]:
+    """Return how many times as long as torch's ring `ring_attention` takes on CPUs, for causal zigzag shares.
+
+    Both rings take turns. torch's ring is internal: its public `context_parallel` does not work on CPUs.
+
+    Raises:
+        RuntimeError: the results are not equal.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _attention as theirs
+
+    theirs._cp_options.enable_load_balance, theirs._cp_options.convert_to_f32 = True, False
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(4, 1, 4, seq_len, 64, generator=generator)
+    q, k, v, d_out = (shard_sequence(x, None, dim=2) for x in whole)
+    group = dist.group.WORLD
+
+    def backward(grad_out, query, key, value, out, logsumexp, *, is_causal, **_):
+        run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return run(grad_out, query, key, value, out, logsumexp, 0.0, is_causal)
+
+    def torchs() -> tuple[Tensor, Tensor]:
+        return theirs._templated_ring_attention(group, 2, forward, q, k, v, is_causal=True)
+
+    def torchs_with_backward() -> Sequence[Tensor]:
+        results = d_out, "grad_out", q, k, v, *torchs()
+        return theirs._templated_ring_attention_backward(group, 2, backward, *results, True)[:3]
+
+    def ours() -> Tensor:
+        return ring_attention(q, k, v, group=None, causal=True)
+
+    def ours_with_backward() -> Sequence[Tensor]:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(ring_attention(*leaves, group=None, causal=True), leaves, d_out)
+
+    pairs = [(ours(), torchs()[0]), *zip(ours_with_backward(), torchs_with_backward(), strict=True)]
+    if max(relative_error(a, b) for a, b in pairs) > TOLERANCES[torch.float32]:
+        raise RuntimeError("the two rings give different results")
+
+    def until_all_are_done(run: Callable[[], object]) -> float:
+        dist.barrier()
+        return host_seconds(lambda: (run(), dist.barrier()))
+
+    rivals = {"ours": ours, "torch's": torchs, "ours, all": ours_with_backward, "torch's, all": torchs_with_backward}
+    seconds = in_turns(rivals, until_all_are_done, repeats=rounds)
+    names = {"forward": ("ours", "torch's"), "forward and backward": ("ours, all", "torch's, all")}
+    return {
+        name: Spread.of([a / b for a, b in zip(seconds[mine], seconds[other], strict=True)])
+        for name, (mine, other) in names.items()
+    }
+
+
 def command() -> None:
     """Run the command line in each process that torchrun starts. Process 0 prints and keeps the records."""
     parser = argparse.ArgumentParser(description="Time attention over processes on this machine.")
     parser.add_argument("--record", type=Path, help="keep each record in this file as it comes (GPUs only)")
     parser.add_argument("--first", type=int, metavar="N", help="only the first N shapes")
+    parser.add_argument("--rounds", type=int, metavar="N", help="only compare with torch's ring, N times, on CPUs")
     asked = parser.parse_args()
     if not dist.is_initialized():
         if "LOCAL_RANK" not in os.environ:
@@ -160,6 +215,11 @@ def command() -> None:
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     dtype, options = (torch.bfloat16, {}) if on_gpu else (torch.float32, {"repeats": 3, "warmup": 1})
     rank, count = dist.get_rank(), dist.get_world_size()
+    if asked.rounds:
+        for name, spread in against_torch(asked.rounds).items():
+            if rank == 0:
+                print(f"{name}: {spread.median:.2f} × torch's ring ({spread.low:.2f} to {spread.high:.2f})")
+        return
     if rank == 0 and not on_gpu:
         print("The processes do not have a GPU each: these times say nothing about GPUs.")
     shapes = shapes_for(count, on_gpu=on_gpu)[: asked.first]
