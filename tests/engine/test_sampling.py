@@ -421,3 +421,19 @@ def test_without_a_seed_torchs_generator_gives_one():
         assert chosen_seed(SamplingParams()) == first
         assert chosen_seed(SamplingParams()) != first
     assert chosen_seed(SamplingParams(seed=9)) == 9
+
+
+@pytest.mark.parametrize("in_cache", [1, 3 * 40, 2**17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_drawn_alike_a_few_at_a_time_or_together(dtype, in_cache, monkeypatch):
+    """Some rows share logits, and those of one row are not finite."""
+    logits = (torch.randn(9, 40, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
+    logits[4, 3] = torch.nan
+    kinds = [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.6, "min_p": 0.05}, {"presence_penalty": 1.0}]
+    kinds += [{"logit_bias": {3: 9.0}}, {"logprobs": 2, "top_k": 3}]
+    rows = [Row(i % 9, SamplingParams(seed=i, **kinds[i % len(kinds)]), [1, 2, 3], i, 0, num_new=2) for i in range(30)]
+    alone = [pick for row in rows for pick in sample(logits, [row])]
+    monkeypatch.setattr("pagewise.engine.sampling.IN_CACHE", in_cache)
+    assert sample(logits, rows) == alone
+    assert [pick is None for pick in alone] == [i % 9 == 4 for i in range(30)]
+    assert sample(logits, []) == []

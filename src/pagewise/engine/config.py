@@ -272,18 +272,18 @@ class EngineConfig:
         On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has
         for itself, they take at most nine tenths of it, minus 1 GiB for the activations of a step.
         """
-        if weight.is_cuda:
-            free, total = torch.cuda.mem_get_info(weight.device)
-            free = free * 9 // 10 - 2**30
-        else:
-            free, total = free_memory() // 4 // self.num_processes, free_memory("SC_PHYS_PAGES")
         if self.num_blocks is not None:
+            total = torch.cuda.mem_get_info(weight.device)[1] if weight.is_cuda else free_memory("SC_PHYS_PAGES")
             if self.attention != "dense" and self.num_blocks * block > total:
                 raise ValueError(
                     f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes: give "
                     f"fewer, or leave num_blocks out"
                 )
             return self.num_blocks
+        if weight.is_cuda:
+            free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
+        else:
+            free = free_memory() // 4 // self.num_processes
         wanted = self.max_num_seqs * cdiv(max_model_len, self.block_size * self.context_parallel)
         if (num_blocks := min(wanted, free // block)) < 1:
             raise ValueError(f"there is no memory for a block of {block} bytes: give num_blocks, or free some")

@@ -32,6 +32,7 @@ from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.token_counts import TokenCounts
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
+IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
 
 
 class Row(NamedTuple):
@@ -49,9 +50,18 @@ class Row(NamedTuple):
 
 
 def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
-    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
-    if not rows:
-        return []
+    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf.
+
+    A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next.
+    """
+    size = max(1, IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
+    picks = []
+    for start in range(0, len(rows), size):
+        picks += _picks(logits, rows[start : start + size])
+    return picks
+
+
+def _picks(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
     if (wanted := [row.logits for row in rows]) != list(range(len(logits))):
         logits = logits[wanted]
     logits = logits.float()
