@@ -319,6 +319,12 @@ def test_options_that_context_parallelism_cannot_serve_are_refused(options, mess
         LLM(llama(), num_blocks=8, context_parallel=2, **options)
 
 
+def test_a_model_with_a_window_is_refused_by_context_parallelism():
+    model = Llama(LlamaConfig(30, 16, 16, 1, 2, sliding_window=8))
+    with pytest.raises(ValueError, match=r"context_parallel = 2 attends to whole sequences, .* a window of 8 tokens"):
+        LLM(model, num_blocks=8, context_parallel=2)
+
+
 CLOSED, SILENT = RuntimeError("gloo: Connection closed by peer"), RuntimeError("gloo: Timed out waiting 3000ms")
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from pagewise.distributed.team import Team, is_launched, lost_connection
 from pagewise.distributed.tensor_parallel import Cut, check_same_weights, check_splits, split
 from pagewise.engine.batch import Batch
-from pagewise.engine.config import EngineConfig
+from pagewise.engine.config import EngineConfig, kv_sizes
 from pagewise.engine.model_runner import ModelRunner, make_runner
 from pagewise.engine.sharded_memory import ShardedMemory
 from pagewise.models import load_model
@@ -89,6 +89,12 @@ def check_model(model: str | Path | nn.Module, config: EngineConfig) -> None:
 
     def check(whole: nn.Module) -> None:
         check_splits(whole, config.tensor_parallel)
+        window = kv_sizes(whole).sliding_window
+        if config.context_parallel > 1 and window is not None:
+            raise ValueError(
+                f"context_parallel = {config.context_parallel} attends to whole sequences, and the model has a "
+                f"window of {window} tokens: give tensor_parallel"
+            )
         raise _Checked
 
     with contextlib.suppress(_Checked):

@@ -58,8 +58,8 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Run the model once. The tokens of the batch are one row of its input."""
-        if hasattr(self.memory, "share"):  # context parallelism: this process computes some rows
-            batch = self.memory.share(batch)
+        if hasattr(self.memory, "part_of"):  # context parallelism: this process computes some rows
+            batch = self.memory.part_of(batch)
         attend = self.memory.attention(batch)
         with span("model"), self._weights:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]

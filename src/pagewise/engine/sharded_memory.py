@@ -26,7 +26,6 @@ from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, KVSizes
 from pagewise.engine.paged_memory import PagedMemory
 from pagewise.models import Attend
-from pagewise.paged_blocks import BlockPool
 
 
 class PromptRows(NamedTuple):
@@ -67,9 +66,8 @@ class ShardedMemory(PagedMemory):
         super().__init__(config, sizes, device, dtype)
         self.group, (self.rank, self.count), self.wants_logits = group, rank_and_size(group), wants_logits
         self.block_size, self.num_tokens = self.block_size * self.count, self.num_tokens * self.count
-        self.manager = BlockPool(config.num_blocks, self.block_size, prefix_cache=config.prefix_cache)
 
-    def share(self, batch: Batch) -> Share:
+    def part_of(self, batch: Batch) -> Share:
         """Return what this process computes of a step."""
         n, ends = self.count, batch.cu_seqlens_q.tolist()
         wanted = torch.zeros_like(batch.token_ids, dtype=torch.bool)
