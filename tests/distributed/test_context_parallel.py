@@ -497,22 +497,24 @@ def test_options_of_scores_are_those_of_the_whole_sequence(function, pools):
         torch.testing.assert_close(out, attention(q, k, v, causal=True, **options), rtol=1e-11, atol=1e-12)
 
 
-def test_unchecked_calls_exchange_nothing_and_take_equal_shares(pools):
+def test_unchecked_calls_exchange_no_arguments_and_give_the_same(pools):
     case = Case(12, 12, 3, 3, causal=True)
 
-    def unchecked():
-        q, k, v = (x[:, :, owned(12, 3, dist.get_rank(), "zigzag")].requires_grad_() for x in case.inputs()[0][:3])
+    def attend(function, **options):
+        order = {"order": "contiguous"} if function is ring_attention else {}
+        q, k, v = (x[:, :, owned(12, 3, dist.get_rank(), None)].requires_grad_() for x in case.inputs()[0][:3])
+        share = function(q, k, v, group=None, causal=True, **order, **options)
+        out = unshard_sequence(share, None, dim=2, order="contiguous", **options)
+        return [*torch.autograd.grad((out**2).sum(), (q, k, v)), out.detach()]
+
+    def unchecked(function):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dist, "all_gather_object", None)
-            out = ring_attention(q, k, v, group=None, causal=True, check=False)
-            return (*torch.autograd.grad(out.sum(), (q, k, v)), out.detach())
+            return attend(function, check=False)
 
-    def checked():
-        q, k, v = (x[:, :, owned(12, 3, dist.get_rank(), "zigzag")].requires_grad_() for x in case.inputs()[0][:3])
-        out = ring_attention(q, k, v, group=None, causal=True)
-        return (*torch.autograd.grad(out.sum(), (q, k, v)), out.detach())
-
-    torch.testing.assert_close(pools[3].run(unchecked), pools[3].run(checked), rtol=0, atol=0)
+    for function in (ring_attention, all_to_all_attention):
+        found, right = (pools[3].run(call, function) for call in (unchecked, attend))
+        torch.testing.assert_close(found, right, rtol=0, atol=0)
 
 
 def test_a_process_holds_two_shares_of_keys_besides_its_own(pools):

@@ -120,8 +120,13 @@ from pagewise.distributed import Processes
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 processes = Processes(2)
+before = processes.run(os.getpid)
+if (child := os.fork()) == 0:
+    raise SystemExit
+os.waitpid(child, 0)
+print(before == processes.run(os.getpid), os.path.isdir(processes._folder), flush=True)
 for _ in range(2):
-    print(*processes.run(os.getpid), processes._folder.name, flush=True)
+    print(*processes.run(os.getpid), processes._folder, flush=True)
     try:
         processes.run(time.sleep, 100)
     except KeyboardInterrupt:
@@ -130,9 +135,10 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-def test_no_process_remains_after_an_interrupt_or_when_the_program_is_killed():
+def test_no_process_remains_after_an_interrupt_or_when_the_program_is_killed_and_a_fork_ends_none():
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True) as program:
         try:
+            assert program.stdout.readline() == "True True\n"
             for sent in (signal.SIGINT, signal.SIGKILL):
                 *pids, folder = program.stdout.readline().split()
                 pids = list(map(int, pids))

@@ -71,13 +71,13 @@ def all_to_all_attention(
     everyone = compare("all_to_all_attention", group, describe, may_differ=may_differ, check=check is not False)
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
     of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
-    q = _Exchange.apply(q, heads_to_tokens, tokens_to_heads, of_queries, group, "q")
-    k = _Exchange.apply(k, heads_to_tokens, tokens_to_heads, of_keys, group, "k")
-    v = _Exchange.apply(v, heads_to_tokens, tokens_to_heads, of_keys, group, "v")
+    q = _Exchange.apply(q, heads_to_tokens, tokens_to_heads, of_queries, group, "q", False)
+    k = _Exchange.apply(k, heads_to_tokens, tokens_to_heads, of_keys, group, "k", False)
+    v = _Exchange.apply(v, heads_to_tokens, tokens_to_heads, of_keys, group, "v", False)
     slopes = None if alibi_slopes is None else alibi_slopes.chunk(count)[rank]  # of the heads that this process has
     how = {"scale": everyone[rank]["scale"], "window": window, "softcap": softcap, "alibi_slopes": slopes}
     out = flash_attention(q, k, v, causal=causal, **how)
-    return _Exchange.apply(out, tokens_to_heads, heads_to_tokens, of_queries, group, "out")
+    return _Exchange.apply(out, tokens_to_heads, heads_to_tokens, of_queries, group, "out", check is not False)
 
 
 def heads_to_tokens(
@@ -101,17 +101,19 @@ def tokens_to_heads(
 
 
 class _Exchange(torch.autograd.Function):
-    """`there(x, …)`, with the gradient `back(gradient, …)`."""
+    """`there(x, …)`, with the gradient `back(gradient, …)`, before which all processes compare what they call."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, there: Callable, back: Callable, lengths: list[int], group: Group, name: str) -> Tensor:
-        ctx.there, ctx.back, ctx.rest = there, back, (lengths, group, name)
+    def forward(
+        ctx, x: Tensor, there: Callable, back: Callable, lengths: list[int], group: Group, name: str, compares: bool
+    ) -> Tensor:
+        ctx.there, ctx.back, ctx.rest, ctx.compares = there, back, (lengths, group, name), compares
         return there(x, *ctx.rest)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         lengths, group, name = ctx.rest
-        if name == "out":  # the last exchange comes first in the backward pass
+        if ctx.compares:
             compare("the backward of all_to_all_attention", group, dict)
-        x = _Exchange.apply(gradient, ctx.back, ctx.there, lengths, group, f"gradient of {name}")
-        return x, None, None, None, None, None
+        x = _Exchange.apply(gradient, ctx.back, ctx.there, lengths, group, f"gradient of {name}", False)
+        return x, *[None] * 6

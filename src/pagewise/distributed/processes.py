@@ -6,8 +6,9 @@ gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
 """
 
 import contextlib
-import multiprocessing
+import multiprocessing.process
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -75,14 +76,14 @@ class Processes(contextlib.AbstractContextManager):
             process.join()
             pipe.close()
         if self._workers:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
         self._workers = []
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _start(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="pagewise-")  # where the processes meet, and their logs
+        self._folder = tempfile.mkdtemp(prefix="pagewise-")  # where the processes meet, and their logs
         if "forkserver" not in multiprocessing.get_all_start_methods():
             raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
         context = multiprocessing.get_context("forkserver")
@@ -92,6 +93,8 @@ class Processes(contextlib.AbstractContextManager):
             args = (theirs, rank, self.count, self._log(rank))
             process = context.Process(target=serve, args=args, daemon=True)
             start(process)
+            # a fork of this program would end what it finds there. The processes end with this program anyway
+            multiprocessing.process._children.discard(process)
             theirs.close()
             self._workers.append((process, ours))
         self._results(STARTING)
@@ -124,4 +127,4 @@ class Processes(contextlib.AbstractContextManager):
         return [results[rank] for rank in range(self.count)]
 
     def _log(self, rank: int) -> Path:
-        return Path(self._folder.name, f"log of {rank}")
+        return Path(self._folder, f"log of {rank}")

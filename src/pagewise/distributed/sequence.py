@@ -20,7 +20,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from pagewise.distributed.communication import Group, all_gather, all_to_all, compare, rank_and_size
-from pagewise.tools.checks import check_count, check_counts
+from pagewise.tools.checks import check_count, check_counts, check_flag
 from pagewise.tools.transforms import outside_graphs
 
 Order = Literal["zigzag", "contiguous", "striped"]
@@ -65,11 +65,17 @@ def shard_sequence(x: Tensor, group: Group, *, dim: int, order: Order = "zigzag"
 
 
 @outside_graphs("unshard_sequence", remedy="torch.compile for the functions around it")
-def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "zigzag") -> Tensor:
+def unshard_sequence(
+    share: Tensor, group: Group, *, dim: int, order: Order = "zigzag", check: bool | None = None
+) -> Tensor:
     """Return the whole tensor, in every process, from the share of each process. It undoes `shard_sequence`.
 
     Every process passes a gradient of the whole tensor back. The gradient of a share is the sum over all processes, so
     it is the gradient of the sum of their losses. If all processes compute the same loss, divide the loss by n.
+
+    Args:
+        dim, order: as in `shard_sequence`.
+        check: as in `ring_attention`.
 
     Raises:
         ValueError, TypeError: an argument does not fit, or the shares are not those of `shard_sequence`. Every process
@@ -80,6 +86,8 @@ def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "z
     def describe() -> dict[str, object]:
         at = _checked_dim("share", share, dim)
         check_order(order)
+        if check is not None:
+            check_flag("check", check)
         others = [*share.shape[:at], "tokens", *share.shape[at + 1 :]]
         gradient = torch.is_grad_enabled() and share.requires_grad
         return {
@@ -91,9 +99,9 @@ def unshard_sequence(share: Tensor, group: Group, *, dim: int, order: Order = "z
             "tokens": share.shape[at],
         }
 
-    everyone = compare("unshard_sequence", group, describe, may_differ=["tokens"])
+    everyone = compare("unshard_sequence", group, describe, may_differ=["tokens"], check=check is not False)
     lengths = checked_lengths("share", [theirs["tokens"] for theirs in everyone], order)
-    return _Unshard.apply(share, group, everyone[0]["dim"], order, lengths)
+    return _Unshard.apply(share, group, everyone[0]["dim"], order, lengths, check is not False)
 
 
 def checked_lengths(name: str, lengths: list[int], order: Order) -> list[int]:
@@ -124,8 +132,8 @@ def positions(length: int, count: int, rank: int, order: Order) -> Int64[Tensor,
 
 class _Unshard(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, share, group, dim, order, lengths):
-        ctx.group, ctx.dim, ctx.order, ctx.lengths = group, dim, order, lengths
+    def forward(ctx, share, group, dim, order, lengths, compares):
+        ctx.rest = group, dim, order, lengths, compares
         tokens_first = share.movedim(dim, 0)
         padded = tokens_first.new_zeros(max(lengths), *tokens_first.shape[1:])  # all_gather takes equal shapes
         padded[: len(tokens_first)] = tokens_first
@@ -137,16 +145,17 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return _SumOfShares.apply(gradient, ctx.group, ctx.dim, ctx.order, ctx.lengths), None, None, None, None
+        return _SumOfShares.apply(gradient, *ctx.rest), *[None] * 5
 
 
 class _SumOfShares(torch.autograd.Function):
     """This process's share of the sum of the tensors of all processes. It and `_Unshard` are each other's gradient."""
 
     @staticmethod
-    def forward(ctx, whole, group, dim, order, lengths):
-        ctx.group, ctx.dim, ctx.order, ctx.lengths = group, dim, order, lengths
-        compare("the backward of unshard_sequence", group, dict)
+    def forward(ctx, whole, group, dim, order, lengths, compares):
+        ctx.rest = group, dim, order, lengths, compares
+        if compares:
+            compare("the backward of unshard_sequence", group, dict)
         ranks = range(len(lengths))
         of_each = [
             whole.movedim(dim, 0)[positions(sum(lengths), len(lengths), rank, order).to(whole.device)] for rank in ranks
@@ -157,7 +166,7 @@ class _SumOfShares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return _Unshard.apply(gradient, ctx.group, ctx.dim, ctx.order, ctx.lengths), None, None, None, None
+        return _Unshard.apply(gradient, *ctx.rest), *[None] * 5
 
 
 def _piece(length: int, count: int, index: int) -> range:
