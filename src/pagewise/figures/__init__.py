@@ -35,23 +35,17 @@ from pagewise.figures.moving_blocks import block_steps
 from pagewise.figures.moving_rings import balance_steps, ring_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
-from pagewise.figures.moving_warps import warp_steps
 from pagewise.figures.published import published
 from pagewise.figures.schedules import ring, slots_over_time, sm_steps, step_timelines
 from pagewise.figures.sram import sram_box
-from pagewise.figures.stages import kept_between_reads, memory_flow, nested_levels
+from pagewise.figures.stages import nested_levels
 from pagewise.figures.steps import stepper
 from pagewise.figures.table import table
 from pagewise.figures.threads import (
     accesses_of_vec,
-    address_strips,
-    banks_of_request,
     butterfly,
     four_reads_of_keys,
-    handovers,
     lanes_in_block,
-    rows_of_block,
     sectors_of_request,
-    vecs_of_block,
 )
 from pagewise.figures.tiles import gradient_owners, visited_tiles
