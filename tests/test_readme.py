@@ -79,9 +79,10 @@ def test_the_lessons_begin_before_line_80():
 
 def test_numbers_are_those_of_a_lesson_and_of_the_exercises():
     lesson = json.loads((ROOT / "lessons" / "04_paged_blocks.ipynb").read_text())
-    printed = "".join("".join(out.get("text", "")) for cell in lesson["cells"] for out in cell.get("outputs", []))
-    at_once = dict(re.findall(r"^(longest|paged, P = 16) +([\d.]+) run at once", printed, re.MULTILINE))
-    longest, paged = at_once["longest"], at_once["paged, P = 16"]
+    outputs = [out.get("data", {}) for cell in lesson["cells"] for out in cell.get("outputs", [])]
+    tables = "\n".join("".join(data.get("text/plain", "")) for data in outputs)
+    at_once = dict(re.findall(r"^(longest|paged) +([\d.]+) +[\d,]+ +[\d.]+ +[\d.]+$", tables, re.MULTILINE))
+    longest, paged = (f"{float(at_once[rule]):.1f}" for rule in ("longest", "paged"))
     assert f"holds {longest} chats at once with one long reservation each, pages hold\n  {paged}." in README
     checkers, at_least = map(int, re.search(r"(\d+) checkers know more than (\d+) natural mistakes", README).groups())
     assert checkers == len(BY_NAME)
