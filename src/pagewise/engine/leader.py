@@ -17,6 +17,7 @@ A process that ends closes its connections, so the others get an exception. A pr
 `group_timeout` seconds. Nothing waits for ever.
 """
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -120,7 +121,10 @@ class Leader:
         if os.getpid() != self._pid:
             return
         self.lost = self.lost or "the engine is closed: make a new LLM"
-        self._end()
+        if self._in_step and self._is_launched:  # another thread waits, and to destroy its group would wait, too
+            atexit.unregister(leave_torchrun)
+        else:
+            self._end()
 
     def _started(self, config: EngineConfig) -> Team:
         """Start the followers on this machine, and return the team when all have joined."""
