@@ -222,6 +222,13 @@ def test_progress_names_what_is_solved_and_is_kept_in_the_folder_of_a_reader(tmp
     lines = repr(check.progress()).splitlines()
     assert [line.count("✓") for line in lines] == [0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     assert "## ✓ Lesson 3\n" in (tmp_path / "progress.md").read_text()
+    assert repr(check.progress(3)) == lines[2]
+
+
+@pytest.mark.parametrize("lesson", [0, 11, "3"])
+def test_progress_refuses_a_lesson_that_does_not_exist(lesson):
+    with pytest.raises(ValueError, match="there are lessons 1 to 10"):
+        check.progress(lesson)
 
 
 def test_an_unknown_exercise_names_those_there_are():

@@ -51,14 +51,24 @@ class Checkers:
         """Return the hint for the last wrong answer to an exercise, or for the text that the reader starts from."""
         return Text(getattr(self, name).hint())
 
-    def progress(self) -> "Text":
-        """Return the exercises that are solved: now, or earlier in the folder that `make lab` made."""
+    def progress(self, lesson: int | None = None) -> "Text":
+        """Return the exercises that are solved: now, or earlier in the folder that `make lab` made.
+
+        Args:
+            lesson: show the exercises of this lesson alone, 1 to 10. Default: of all lessons.
+
+        Raises:
+            ValueError: there is no such lesson.
+        """
+        if lesson is not None and lesson not in LESSONS:
+            raise ValueError(f"there is no lesson {lesson!r}: there are lessons 1 to {max(LESSONS)}")
+        shown = LESSONS if lesson is None else {lesson: LESSONS[lesson]}
         done = progress.solved()
         lines = []
-        for lesson, exercises in LESSONS.items():
+        for number, exercises in shown.items():
             names = "  ".join(f"{'✓' if exercise.name in done else '·'} {exercise.name}" for exercise in exercises)
             count = sum(exercise.name in done for exercise in exercises)
-            lines.append(f"lesson {lesson:2}   {count} of {len(exercises)}   {names}")
+            lines.append(f"lesson {number:2}   {count} of {len(exercises)}   {names}")
         if not progress.is_kept():
             lines.append("This list ends with the kernel. In the lessons that `make lab` opens, it is kept on disk.")
         return Text("\n".join(lines))
