@@ -102,7 +102,8 @@ def names_in(wheel):
 def below(folder, pattern):
     """The files of a package. pip leaves the others there when it installs from this checkout."""
     paths = ((path, path.relative_to(folder).parts) for path in sorted(folder.rglob(pattern)))
-    return [path for path, parts in paths if not {"__pycache__", ".ipynb_checkpoints", "build", "cudascope.egg-info"} & {*parts}]
+    left = {"__pycache__", ".ipynb_checkpoints", "build", "cudascope.egg-info"}
+    return [path for path, parts in paths if not left & {*parts}]
 
 
 # ------------------------------------------------------------------------------------------------ pyproject.toml
