@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 
 class Packed(NamedTuple):
@@ -21,7 +21,7 @@ class Packed(NamedTuple):
     copy: Tensor
     weight: Tensor  # held, so that no other weight gets its id
     state: tuple[int, int]  # its address and version, which change with it
-    least: int  # rows for which the copy is faster than the weight
+    rows: range  # numbers of rows for which the copy is read
 
 
 class _Here(threading.local):
@@ -37,8 +37,12 @@ def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*ro
     if not torch.compiler.is_compiling() and (packed := _here.packed.get(id(weight))) is not None:
         changed = packed.state != (weight.data_ptr(), weight._version)
         converts = x.dtype != weight.dtype or torch.is_autocast_enabled("cpu")
-        if not changed and not converts and x.numel() >= packed.least * x.shape[-1]:
-            return torch.ops.mkldnn._linear_pointwise(x, packed.copy, bias, "none", [], "")
+        rows = x.numel() // x.shape[-1]
+        if not changed and not converts and rows in packed.rows:
+            # oneDNN keeps a kernel for each number of rows, so there are only multiples of 8
+            padded = pad(x.reshape(rows, -1), (0, 0, 0, -rows % 8))
+            out = torch.ops.mkldnn._linear_pointwise(padded, packed.copy, bias, "none", [], "")
+            return out[:rows].view(*x.shape[:-1], -1)
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
@@ -105,6 +109,6 @@ def _can_pack(weight: Tensor) -> bool:
 def _pack(layer: nn.Module) -> Packed:
     weight = layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
     copy = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-    # torch reads a weight in float32 as it is for a single row
-    least = 2 if weight.dtype == torch.float32 else 1
-    return Packed(copy, layer.weight, (weight.data_ptr(), layer.weight._version), least)
+    # torch reads a weight in float32 as it is for a single row, and for many rows the copy gains little
+    rows = range(2, 65) if weight.dtype == torch.float32 else range(1, 2**31)
+    return Packed(copy, layer.weight, (weight.data_ptr(), layer.weight._version), rows)
