@@ -17,7 +17,7 @@ from pagewise.distributed.blocks import blocks_of_ring
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
-from pagewise.engine.request import Chunk, Sequence
+from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.engine.sampling import Row, sample
 from pagewise.exercises import check, mistakes, progress, show, solutions
 from pagewise.exercises.checkers import BY_NAME, LESSONS
@@ -338,7 +338,7 @@ def test_lesson_9_builds_the_engines_batch():
     for name, (length, start, stop) in {"A": (9, 8, 9), "B": (6, 0, 6), "C": (11, 2, 7)}.items():
         sequence = Sequence([ord(name)] * length)
         pool.resize(sequence, length)
-        chunks.append(Chunk(None, sequence, start, stop))
+        chunks.append(Chunk(Request(sequence.tokens, SamplingParams(), None), sequence, start, stop))
     batch = Batch.of(chunks, torch.device("cpu"), 4)
     tables = [chunk.sequence.block_table for chunk in chunks]
     theirs = solutions["step_inputs"]([(chunk.start, chunk.stop) for chunk in chunks], tables, 4)
