@@ -4,6 +4,7 @@ import drawn
 import pytest
 
 from pagewise.experiments.cached_steps import Times
+from pagewise.figures import caching
 from pagewise.figures.attention import free_changes
 from pagewise.figures.caching import next_token_times, users_until_full
 from pagewise.figures.dataflow import decoder_shapes, three_kernels
@@ -16,6 +17,7 @@ def test_each_machine_has_a_panel_with_two_curves_and_its_ridge(shown):
     machines = [Times(name, lengths, [0.001, 0.002, 0.016], [0.001] * 3, 12.0) for name in ("a CPU", "a GPU")]
     next_token_times(*machines)
     assert drawn.titles(shown[0]) == ["a CPU", "a GPU"]
+    assert "up to the ridge at 12 tokens, a step without a cache takes at most 2.0 times" in caching._said(machines)
     for ax in shown[0].axes:
         without, cached, ridge = ax.get_lines()
         assert without.get_ydata().tolist() == pytest.approx([1, 2, 16])

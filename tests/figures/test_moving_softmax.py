@@ -52,9 +52,10 @@ def test_a_row_without_visible_keys_ends_at_zero():
     assert said_of(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
 
 
-def test_keys_that_have_not_arrived_are_empty_slots():
+def test_keys_that_have_not_arrived_are_one_grey_field_and_each_key_has_its_value():
     with figures_drawn(moving_softmax) as figures:
         softmax_steps(Partial, SCORES, VALUES, pieces=[2, 1, 1, 1, 1, 2], title="What happens?", alt="Scores.")
     for ax in figures[2].axes[:2]:  # three keys have arrived
-        white = [p for p in ax.patches if to_hex(p.get_facecolor()) == "#ffffff"]
-        assert [round(p.get_x() + p.get_width() / 2) for p in white] == [3, 4, 5, 6, 7]
+        (field,) = [p for p in ax.patches if to_hex(p.get_facecolor()) == moving_softmax.NOT_ARRIVED]
+        assert (field.get_x(), field.get_x() + field.get_width()) == (2.5, 7.5)
+    assert [label.get_text() for label in figures[2].axes[1].get_xticklabels()][2:4] == ["2\n1", "3\n2"]

@@ -87,15 +87,19 @@ MERGE = python_exercise(
     ],
     "pieces merge in any order, and an empty piece changes nothing.",
     imports=IMPORTS,
-    bug=[(_ACC, _WRONG_AXIS), _NO_GUARD],
+    bug=[
+        (_ACC, _WRONG_AXIS),
+        ("    m_safe = m.masked_fill(m == -torch.inf, 0.0)\n", ""),
+        ("torch.exp(a[0] - m_safe), torch.exp(b[0] - m_safe)", "torch.exp(a[0] - m), torch.exp(b[0] - m)"),
+    ],
 )
 
 
 def attend_in_tiles(q: Tensor, k: Tensor, v: Tensor, tile_size: int) -> Tensor:
     """Return attention [T, D] of q [T, D] over k and v [S, D], without a mask.
 
-    Compute the scores of `tile_size` keys at a time (the last tile may have fewer), and keep a Partial of the keys seen
-    so far: Partial.empty(T, head_size=D), Partial.of(scores, values), a.merge(b) and a.output().
+    At no time do more than `tile_size` scores of a query exist. The last tile may be smaller.
+    Partial has a.merge(b), a.output(), Partial.empty(T, head_size=D), Partial.of(scores, values).
     """
     seen = Partial.empty(q.shape[0], head_size=q.shape[1])
     for start in range(0, k.shape[0], tile_size):

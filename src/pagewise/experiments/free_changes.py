@@ -42,12 +42,14 @@ def moved_by_option() -> tuple[dict[str, float], dict[str, float]]:
 def cycles_per_score(D: int) -> dict[str, tuple[str, float]]:
     """Return part → (unit, clock cycles of an SM of an H100 at its peak) for one score of a head of size D.
 
+    Besides exp, a softmax compares with the maximum, subtracts it (with the scale, in one multiply-add) and sums.
     A softcap needs a division, which is a multiplication, and a tanh. ALiBi needs a multiply-add with the distance.
     """
     lanes, tensor = H100.fp32_lanes, H100.tensor_rate("f16", "f32")
     return {
         "two products": ("tensor cores", 4 * D / tensor),
         "exp of the softmax": ("special functions", 1 / SPECIAL_PER_CLOCK),
+        "rest of the softmax: maximum, multiply-add, sum": ("float32 lanes", 3 / lanes),
         "softcap: tanh": ("special functions", 1 / SPECIAL_PER_CLOCK),
         "softcap: two multiplications": ("float32 lanes", 2 / lanes),
         "ALiBi: a multiply-add": ("float32 lanes", 1 / lanes),

@@ -67,15 +67,15 @@ def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str = "") -
 def free_changes(apart: Mapping[str, float], fused: Mapping[str, float]) -> None:
     """Draw the MB that attention moves with each option: as operations of their own, and in one kernel."""
     least, most = min(apart.values()), max(apart.values())
-    alt = f"As operations of their own, attention moves {least:.0f} to {most:.0f} MB, more with each option. In one "
+    alt = f"In the package's operations of torch, attention moves {least:.0f} to {most:.0f} MB. In one "
     alt += f"kernel it moves {min(fused.values()):.0f} MB with any option."
-    series = {"operations of their own": [*apart.values()], "one kernel": [*fused.values()]}
+    series = {"operations of torch": [*apart.values()], "one kernel": [*fused.values()]}
     title, beside = "In one kernel, a change of the scores moves no bytes", {"legend_outside": True, "width": 7.2}
     bars(
         [*apart],
         series,
         title=title,
-        ylabel="MB moved in GPT-2's layer",
+        ylabel="MB moved by pagewise's attention, GPT-2's layer",
         horizontal=True,
         values=",.0f",
         alt=alt,

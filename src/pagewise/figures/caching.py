@@ -10,7 +10,7 @@ from pagewise.figures.palette import DASHES, INK, MARKERS, PALETTE
 
 def next_token_times(*panels: Any) -> None:
     """Draw ms over tokens in a panel for each `Times` of `experiments.cached_steps`, and mark the ridge."""
-    title = "Below its ridge, a machine gains nothing from a cache"
+    title = "Far beyond its ridge, a machine gains much from a cache"
     with subplots(1, len(panels), size=(6.4, 3.3), title=title, alt=_said(panels)) as (_, axes):
         for ax, times in zip(axes, panels, strict=True):
             series = {"without a cache": times.without, "with a cache": times.cached}
@@ -23,16 +23,21 @@ def next_token_times(*panels: Any) -> None:
             ax.text(times.ridge, 0.97, f"ridge: {times.ridge:.0f} ", **beside)
             powers = [n for n in times.lengths if n.bit_length() % 3 == 1]
             ax.set_xticks(powers, [f"{n:,}" for n in powers])
-            if ax is not axes[0]:
+            if ax is axes[0]:
+                ax.legend(loc="center left")  # the ridge's name is at the top
+            else:
                 ax.get_legend().remove()
 
 
 def _said(panels: Sequence[Any]) -> str:
-    """Return the alternative text: the times of the longest text on each machine, and the ridge."""
+    """Return the alternative text: each ridge, and how much longer a step takes up to it and at the longest text."""
     sentences = []
     for times in panels:
         ratio = times.without[-1] / times.cached[-1]
-        text = f"{times.name}: both curves are flat and close until the ridge at {times.ridge:.0f} tokens. "
+        below = [i for i, n in enumerate(times.lengths) if n <= times.ridge]
+        most = max(times.without[i] / times.cached[i] for i in below)
+        text = f"{times.name}: up to the ridge at {times.ridge:.0f} tokens, a step without a cache takes at most "
+        text += f"{most:.1f} times as long. "
         sentences.append(
             text + f"At {times.lengths[-1]:,} tokens, a step without a cache takes {ratio:.0f} times as long."
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from pagewise.figures.drawing import box, colour_key, diagram, rectangle
+from pagewise.figures.drawing import box, colour_key, diagram
 from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
 from pagewise.figures.steps import Embedded, stepper
 
@@ -16,6 +16,8 @@ STEPS_ALT = (
     "Three rows: scores with a line at m, bars of exp(score − m), and boxes with m, l and acc. When m rises, all "
     "earlier bars shrink before the new bar appears."
 )
+
+NOT_ARRIVED = "#e4e4ec"  # the field of keys that have not arrived
 
 
 class _Moment(NamedTuple):
@@ -60,9 +62,10 @@ def softmax_steps(
     frames.append((f"All keys seen. Divide once, at the end: acc / l = {out:.3f}.", _Moment(state, seen, seen)))
 
     def draw(figure: Figure, moment: _Moment) -> None:
-        _draw_online(figure, numbers, moment)
+        _draw_online(figure, numbers, values.tolist(), moment)
 
-    return stepper(frames, draw, title=title, alt=alt, height=4.8)
+    shrinks = [i for i, (_, moment) in enumerate(frames) if moment.m_old is not None]
+    return stepper(frames, draw, title=title, alt=alt, height=4.8, still=shrinks[0] if shrinks else -1)
 
 
 def _added(names: str, weights: Sequence[float], m: float) -> str:
@@ -80,7 +83,7 @@ def _weights(scores: Sequence[float], m: float) -> list[float]:
     return [math.exp(s - m) if s > -math.inf else 0.0 for s in scores]
 
 
-def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> None:
+def _draw_online(figure: Figure, scores: Sequence[float], values: Sequence[float], moment: _Moment) -> None:
     top, middle, bottom = figure.subplots(3, 1, height_ratios=(1.2, 1.2, 0.45))
     visible = [score for score in scores if score > -math.inf] or [0.0]
     room = 0.25 * (max(visible) - min(visible)) + 0.3
@@ -96,19 +99,19 @@ def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> No
             top.plot(key, score, "o", color=fill, ms=8, mec=INK, zorder=3)
     top.set(ylim=(floor, max(visible) + room), ylabel="score")
     top.tick_params(labelbottom=False)
-    for key in range(moment.seen, len(scores)):
-        slot = {"ec": "#9a9aae", "lw": 0.8, "zorder": 0}
-        rectangle(top, key - 0.35, floor, 0.7, max(visible) + room - floor, "white", **slot)
-        rectangle(middle, key - 0.35, 0, 0.7, 1.0, "white", **slot)
+    if moment.seen < len(scores):  # one grey field, because empty bars would look like data
+        for ax in (top, middle):
+            ax.axvspan(moment.seen - 0.5, len(scores) - 0.5, color=NOT_ARRIVED, zorder=0)
     added = moment.seen
     if moment.m_old is not None:
         added = moment.old
         middle.bar(range(added), _weights(scores[:added], moment.m_old), 0.7, fc="none", ec=INK, ls=":", lw=1.4)
     fills = [BLUE if key < moment.old else ORANGE for key in range(added)]
     middle.bar(range(added), _weights(scores[:added], m), 0.7, color=fills, ec=INK)
-    middle.set(ylim=(0, 1.1), ylabel="exp(score − m)", xlabel="key")
+    middle.set(ylim=(0, 1.1), ylabel="exp(score − m)", xlabel="key, and below it its value")
     for ax in (top, middle):
         ax.set(xlim=(-0.5, len(scores) - 0.5), xticks=range(len(scores)))
+    middle.set_xticklabels([f"{key}\n{value:.3g}" for key, value in enumerate(values)])
     texts = ["m = −∞" if m == -math.inf else f"m = {m:g}", f"l = {float(moment.state.l):.3f}"]
     texts.append(f"acc = {moment.state.acc.item():.3f}")
     if moment.old == len(scores):
@@ -116,7 +119,7 @@ def _draw_online(figure: Figure, scores: Sequence[float], moment: _Moment) -> No
     for i, text in enumerate(texts):
         box(bottom, i * 6 / len(texts), 0, 5.6 / len(texts), 1, text, fill=SAND)
     diagram(bottom, (-0.05, 5.95), (-0.05, 1.05))
-    looks = {"earlier key": BLUE, "new key": ORANGE, "not arrived": {"fc": "white", "ec": "#9a9aae"}}
+    looks = {"earlier key": BLUE, "new key": ORANGE, "not arrived": NOT_ARRIVED}
     looks["before m rose"] = {"fc": "none", "ls": ":"}
     colour_key(figure, looks, loc="outside lower center", ncols=4, fontsize=9, columnspacing=1.2, handlelength=1.4)
 
