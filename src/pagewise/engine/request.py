@@ -198,7 +198,7 @@ class Chunk(NamedTuple):
     @property
     def scored(self) -> range:
         """The positions of the prompt tokens whose log p the step computes."""
-        if not self.request.scores_prompt:
+        if self.request.prompt_logprobs is None:
             return range(0)
         first = max(self.start, len(self.request.prompt_logprobs))
         return range(first + 1, max(first, min(self.stop, len(self.request.prompt) - 1)) + 1)
@@ -206,4 +206,5 @@ class Chunk(NamedTuple):
     @property
     def num_logits(self) -> int:
         """The number of its last tokens that give logits: before scored tokens, the newest token, and each draft."""
-        return len(self.scored) + max(0, self.stop - len(self.sequence.tokens) + 1)
+        drawn = max(0, self.stop - len(self.sequence.tokens) + 1)
+        return drawn if self.request.prompt_logprobs is None else drawn + len(self.scored)

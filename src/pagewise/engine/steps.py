@@ -284,7 +284,7 @@ def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
     searches: dict[Request, list[int]] = {}
     for chunk in chunks:
         request, drafts, at, stop = chunk.request, chunk.drafts, stop, stop + chunk.num_logits
-        if found := chunk.scored:
+        if request.prompt_logprobs is not None and (found := chunk.scored):
             tokens = request.prompt[found.start : found.stop]
             prompts.append((request, scored(logits[at : at + len(found)], tokens, request.sampling.prompt_logprobs)))
             at += len(found)
