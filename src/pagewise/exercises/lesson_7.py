@@ -81,6 +81,7 @@ MERGE_SPLITS = python_exercise(
 
 def _partials(what: str, m: list[list[float]], l: list[list[float]], acc: list[list[float]], D: int = 2) -> Case:
     """Rows of splits, whose acc repeats a number and its negative. A kernel must not write past the outputs."""
+    shown = [[[a, -a] * (D // 2) for a in row] for row in acc]
 
     def run(kernel: object, device: torch.device) -> object:
         m_, l_, first = (torch.tensor(each, device=device) for each in (m, l, acc))
@@ -88,9 +89,9 @@ def _partials(what: str, m: list[list[float]], l: list[list[float]], acc: list[l
         written = m_.new_full((len(m) + 1, D), -7.0)  # its flat view shares its memory
         parts = (each.flatten() for each in (m_, l_, first[..., None] * signs, written))
         launch(kernel, (len(m),), *parts, m_.shape[1], outputs=(written,), D=D)
-        return {"out": written[: len(m)], "after out": written[len(m) :]}
+        return {"out": written[: len(m)], "behind out, untouched": written[len(m) :]}
 
-    return launching(f"m = {text(m)}, l = {text(l)}, acc = {text(acc)}{what}", run)
+    return launching(f"m = {text(m)}, l = {text(l)}, acc = {text(shown)}{what}", run)
 
 
 _KERNEL = device_code("merge_kernel.py")
