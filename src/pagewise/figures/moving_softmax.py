@@ -27,6 +27,14 @@ class _Moment(NamedTuple):
     m_old: float | None = None  # the earlier m if m has just risen; the new keys are not yet added
 
 
+class _Scheme(NamedTuple):
+    state: Any  # the summary (m, l, acc)
+    old: int  # number of keys that arrived before this step
+    seen: int  # number of keys that have arrived now
+    synchronised: list[float]  # exp(score − m) of each key, with the m at its arrival
+    shrunk: float | None = None  # the factor of the old sums if m has just risen
+
+
 def softmax_steps(
     partial: type[Any],
     scores: Tensor,
@@ -145,28 +153,32 @@ def scheme_steps(
         band: two limits. The row's largest score − φ must be strictly between these limits.
     """
     state, seen = partial.empty(head_size=1, dtype=scores.dtype), 0
-    frames = [("No key yet.", (state, 0, 0))]
+    frames: list[tuple[str, _Scheme]] = [("No key yet.", _Scheme(state, 0, 0, []))]
+    synchronised: list[float] = []  # exp(score − m) with the m at the arrival of each key
     for size in pieces:
         old, seen = seen, seen + size
         before = float(state.m)
         state = state.merge(partial.of(scores[old:seen], values[old:seen, None]))
         m = float(state.m)
+        synchronised = synchronised + _weights(scores[old:seen].tolist(), m)
         shrink = f"m rises from {before:g} to {m:g}, so l and acc shrink by {math.exp(before - m):.3f} first"
         said = shrink if -math.inf < before < m else f"m = {m:g}"
         caption = f"Keys {old} to {seen - 1}. Whole row: keeps the scores. Synchronised: {said}. Unified: adds."
-        frames.append((caption, (state, old, seen)))
+        shrunk = math.exp(before - m) if -math.inf < before < m else None
+        frames.append((caption, _Scheme(state, old, seen, synchronised, shrunk)))
     low, high = band
-    verdict = f"All outputs are equal. The largest score is φ + {m - phi:g}, and the band is {low:g} to {high:g}. "
+    verdict = f"Equal outputs. The largest score (orange) is φ + {m - phi:g}, and the band is {low:g} to {high:g}. "
     inside = low < m - phi < high
     verdict += "The row is inside." if inside else "The row is outside, so the rule recomputes it."
-    frames.append((verdict, (state, seen, seen)))
+    frames.append((verdict, _Scheme(state, seen, seen, synchronised)))
 
-    def draw(figure: Figure, frame: tuple[Any, int, int]) -> None:
-        state, old, seen = frame
-        rows = _rows(state, scores[:seen].tolist(), values, phi, ended=old == len(scores))
+    def draw(figure: Figure, frame: _Scheme) -> None:
+        old, seen = frame.old, frame.seen
+        ended, largest = old == len(scores), scores.max().item()
+        rows = _rows(frame, scores[:seen].tolist(), values, phi, ended=ended)
         for ax, (title, centre, weights, text) in zip(figure.subplots(3, 1), rows, strict=True):
             for key, score in enumerate(scores.tolist()):
-                fill = "white" if key >= seen else ORANGE if key >= old else SAND
+                fill = "white" if key >= seen else ORANGE if key >= old or (ended and score == largest) else SAND
                 box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < seen else "", fill=fill)
                 box(ax, key, 0, 0.92, 0.8, f"{weights[key]:.3f}" if key < len(weights) else "")
             for y, name in ((1.4, "score s"), (0.4, f"exp(s − {centre})")):
@@ -179,19 +191,20 @@ def scheme_steps(
 
 
 def _rows(
-    state: Any, seen: list[float], values: Tensor, phi: float, *, ended: bool
+    frame: _Scheme, seen: list[float], values: Tensor, phi: float, *, ended: bool
 ) -> list[tuple[str, str, list[float], str]]:
     """Return (name, maximum that is subtracted, exp(score − maximum), known results) of each scheme."""
-    m, l, acc = (float(x) for x in state)
+    m, l, acc = (float(x) for x in frame.state)
     said = "m = −∞" if m == -math.inf else f"m = {m:g}"
-    by_max, by_phi = _weights(seen, m), _weights(seen, phi)
+    by_phi = _weights(seen, phi)
     l_phi, acc_phi = sum(by_phi), sum(w * v for w, v in zip(by_phi, values.tolist(), strict=False))
     whole = [], f"{said}, {len(seen)} scores kept" if seen else said
-    synchronised = by_max, f"{said}   l = {l:.3f}   acc = {acc:.2f}"
+    shrunk = "" if frame.shrunk is None else f"   (after × {frame.shrunk:.3f})"
+    synchronised = frame.synchronised, f"{said}   l = {l:.3f}   acc = {acc:.2f}{shrunk}"
     unified = by_phi, f"l = {l_phi:.3f}   acc = {acc_phi:.2f}"
     if ended:
-        synchronised = by_max, f"{synchronised[1]}   out = {acc / l:.3f}"
+        synchronised = frame.synchronised, f"{synchronised[1]}   out = {acc / l:.3f}"
         unified = by_phi, f"{unified[1]}   out = {acc_phi / l_phi:.3f}"
-        whole = synchronised  # once the whole row is there
+        whole = _weights(seen, m), synchronised[1]  # once the whole row is there
     name = f"in pieces, unified φ = {phi:g}"
-    return [("whole row", "m", *whole), ("in pieces, synchronised", "m", *synchronised), (name, "φ", *unified)]
+    return [("whole row", "m", *whole), ("in pieces, synchronised", "m so far", *synchronised), (name, "φ", *unified)]
