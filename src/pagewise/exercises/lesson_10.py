@@ -153,7 +153,7 @@ SENT_BYTES = python_exercise(
     "only the ring and the all-to-all depend on S. Split decode sends as much for any length.",
     start="""\
 share = S / n * D * 2  # of one head
-return {"ring": 2 * Hkv * share, "all-to-all": 0, "decode": 0}  # yours""",
+return {"ring": share, "all-to-all": share, "decode": 0}  # yours""",
 )
 
 
