@@ -199,7 +199,7 @@ def _rows(
     by_phi = _weights(seen, phi)
     l_phi, acc_phi = sum(by_phi), sum(w * v for w, v in zip(by_phi, values.tolist(), strict=False))
     whole = [], f"{said}, {len(seen)} scores kept" if seen else said
-    shrunk = "" if frame.shrunk is None else f"   (after × {frame.shrunk:.3f})"
+    shrunk = "" if frame.shrunk is None else f"   (old × {frame.shrunk:.3f})"
     synchronised = frame.synchronised, f"{said}   l = {l:.3f}   acc = {acc:.2f}{shrunk}"
     unified = by_phi, f"l = {l_phi:.3f}   acc = {acc_phi:.2f}"
     if ended:
