@@ -15,10 +15,10 @@ def test_the_title_counts_the_bytes_of_the_loops(shown):
     sram_box(tokens=256, head_size=32, rows=64, cols=32)
     (title,) = drawn.titles(shown[0])
     assert f"{in_16_bits / 1024:.0f} KB cross the border of the SMs" in title
-    assert title.startswith("128 KB of scores pass through a tile of 8 KB")
+    assert title.startswith("65,536 scores pass through a tile of 2,048")
 
 
 def test_q_and_o_cross_once_and_k_and_v_once_per_tile_of_queries(shown):
     sram_box(tokens=1024, head_size=64, rows=128, cols=64)
     texts = drawn.texts(shown[0].axes[0])
-    assert (texts.count("once"), texts.count("8 ×")) == (2, 2)
+    assert (texts.count("once"), texts.count("8 × in all")) == (2, 2)

@@ -331,11 +331,7 @@ dQ, dK, dV = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
 for j in range(0, len(k), Bc):
     for i in range(0, len(q), Br):
         rows, cols = slice(i, i + Br), slice(j, j + Bc)
-        P_ij = torch.softmax(scale * q[rows] @ k[cols].T, dim=1)  # yours, from here
-        dS_ij = P_ij * (dO[rows] @ v[cols].T)
-        dV[cols] += P_ij.T @ dO[rows]
-        dK[cols] += scale * dS_ij.T @ q[rows]
-        dQ[rows] += scale * dS_ij @ k[cols]
+        S_ij = scale * q[rows] @ k[cols].T  # yours, from here: P, dV, dP, dS, dK and dQ
 return dQ, dK, dV""",
 )
 

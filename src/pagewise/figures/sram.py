@@ -21,11 +21,11 @@ def sram_box(tokens: int, head_size: int, rows: int, cols: int) -> None:
     matrix, turns = 2 * tokens * head_size, cdiv(tokens, rows)  # bytes; K and V are read once in each turn
     moved = 2 * matrix + turns * 2 * matrix
     standard = sum(standard_attention_bytes(1, 1, 1, tokens, tokens, head_size).values())
-    scores, tile = 2 * tokens * tokens, 4 * rows * cols
-    title = f"{_size(scores)} of scores pass through a tile of {_size(tile)}:\n"
+    scores, tile = 2 * tokens * tokens, 4 * rows * cols  # bytes: 16 bits in memory, float32 in the tile
+    title = f"{tokens * tokens:,} scores pass through a tile of {rows * cols:,}:\n"
     title += f"{_size(moved)} cross the border of the SMs, not {_size(standard)}"
     alt = f"{title}. Above, Q, K, V and O in memory, {_size(matrix)} each, and S and P, which are never there. "
-    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys. Q and O cross once, K and V {turns} times."
+    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys. Q and O cross once, K and V once per tile of queries: {turns} times."
     with chart(6.4, 4.9, title, " ".join(alt.split())) as ax:
         rectangle(ax, 0, 3.7, 10, 2.5, PALE)
         ax.text(0.15, 5.95, f"memory (HBM and L2): {_size(matrix)} each", va="center", fontsize=9)
@@ -43,14 +43,15 @@ def sram_box(tokens: int, head_size: int, rows: int, cols: int) -> None:
         box(ax, 3.9, 1.2, 1.6, 0.85, f"$V_j$\n{_size(cols * small)}", fill=ORANGE)
         box(ax, 5.7, 1.2, 1.8, 0.85, f"m, l, acc\n{_size(4 * rows * (head_size + 2))}", fill=SAND)
         box(ax, 2.1, -0.3, 3.4, 0.95, f"$S_{{ij}}$, {rows} × {cols} scores\n{_size(tile)}, overwritten", fill=TEAL)
-        for x in (1.4, 2.9, 4.7):
+        for x in (1.4, 2.9):
             arrow(ax, (x, 1.2), (3.8 + 0.2 * (x - 2.9), 0.65), color="#6a6a80")
         arrow(ax, (5.5, 0.2), (6.5, 1.2), color="#6a6a80")
+        arrow(ax, (5.4, 1.62), (5.78, 1.62), color="#6a6a80")  # V_j meets the weights in acc
         for name, x in places.items():
             inside = {"Q": 1.1, "K": 2.9, "V": 4.7, "O": 6.6}[name]
             ends = (x + 0.45, 4.05), (inside, 2.05)
             arrow(ax, *(reversed(ends) if name == "O" else ends), lw=1.6)
-            times = "once" if name in "QO" else f"{turns} ×"
+            times = "once" if name in "QO" else f"{turns} × in all"
             plate = {"fc": "white", "ec": "none", "pad": 1}
             ax.text((x + 0.45 + inside) / 2, 3.2, times, ha="center", va="center", fontsize=9, bbox=plate)
         diagram(ax, (-0.1, 10.1), (-0.7, 6.3))
