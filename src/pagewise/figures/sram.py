@@ -25,7 +25,7 @@ def sram_box(tokens: int, head_size: int, rows: int, cols: int) -> None:
     title = f"{tokens * tokens:,} scores pass through a tile of {rows * cols:,}:\n"
     title += f"{_size(moved)} cross the border of the SMs, not {_size(standard)}"
     alt = f"{title}. Above, Q, K, V and O in memory, {_size(matrix)} each, and S and P, which are never there. "
-    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys. Q and O cross once, K and V once per tile of queries: {turns} times."
+    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys. Q and O cross once, K and V {turns} times."
     with chart(6.4, 4.9, title, " ".join(alt.split())) as ax:
         rectangle(ax, 0, 3.7, 10, 2.5, PALE)
         ax.text(0.15, 5.95, f"memory (HBM and L2): {_size(matrix)} each", va="center", fontsize=9)
