@@ -22,7 +22,7 @@ def visited_tiles(
 ) -> None:
     """Draw a panel per mask: the tiles that a loop visits, and the tiles that it skips.
 
-    A visited tile is dark if every query sees every key.
+    A visited tile is dark if every query sees every key, and orange if none sees any: it was visited for nothing.
 
     Args:
         panels: name → (mask of the keys that each query sees, visited tiles).
@@ -38,7 +38,8 @@ def visited_tiles(
             for i in range(0, T, tile[0]):
                 for j in range(0, S, tile[1]):
                     rows, cols = (i, min(i + tile[0], T)), (j, min(j + tile[1], S))
-                    fill = BLUE if visible[slice(*rows), slice(*cols)].all() else SAND
+                    seen = visible[slice(*rows), slice(*cols)]
+                    fill = BLUE if seen.all() else SAND if seen.any() else ORANGE
                     fill = fill if (rows, cols) in visits else "white"
                     rectangle(ax, j, i, cols[1] - j, rows[1] - i, fill, lw=1.0)
             for i, j in (~visible).nonzero().tolist():
@@ -46,13 +47,14 @@ def visited_tiles(
             ax.set(xlim=(-0.2, S + 0.2), ylim=(T + 0.2, -0.2), aspect="equal", xlabel="key", ylabel="query")
             ax.set_title(f"{name}: {len(set(visits))} of {tiles}", fontweight="normal", fontsize=10)
             ax.set(xticks=[0, S], yticks=[0, T])
-        looks = {"visited, nothing hidden": BLUE, "visited, keys hidden": SAND, "skipped": "white"}
+        looks = {"visited, nothing hidden": BLUE, "visited, keys hidden": SAND, "visited, all hidden": ORANGE}
+        looks["skipped"] = "white"
         looks["hidden by the mask"] = {"fc": "white", **HIDDEN}
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
 OWNERS = {
-    "owns dK, dV of a column": ("column", ["Q", "dO", "L", "D_i"], ["dK", "dV"]),
+    "owns dK, dV of a column": ("column", ["Q", "dO", "L", "$D_i$"], ["dK", "dV"]),
     "owns dQ of a row": ("row", ["K", "V"], ["dQ"]),
 }
 
