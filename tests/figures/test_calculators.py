@@ -15,7 +15,7 @@ from stepped import untrusted
 from pagewise.exercises import solutions
 from pagewise.experiments.cached_steps import MODELS as DECODERS
 from pagewise.experiments.cached_steps import least_step
-from pagewise.figures.block_memory import CAPACITY, paging_calculator
+from pagewise.figures.block_memory import CAPACITY, _slots_in_blocks, paging_calculator
 from pagewise.figures.calculators import (
     LINKS,
     THREE_DIGITS,
@@ -117,7 +117,7 @@ def test_the_exponent_at_its_start_is_that_of_the_package():
 def python_paging(v):
     capacity = int(v["memory"].split()[0].replace(",", ""))
     held = min(v["held"], v["longest"])
-    pieces = {"reserved": v["longest"], "paged": held + (v["P"] - 1) / 2}
+    pieces = {"reserved": v["longest"], "paged": v["P"] if v["P"] > held else held + (v["P"] - 1) / 2}
     fit = {name: int(capacity // piece) for name, piece in pieces.items()}
     used = {f"{name}_used": f"{int(100 * n * held / capacity + 0.5)} %" for name, n in fit.items()}
     return fit | used | {"times": fit["paged"] / fit["reserved"]}
@@ -182,6 +182,11 @@ def test_the_first_setting_of_the_chats_is_that_of_python_and_its_bars_are_drawn
     assert shown == {name: written(value, "×" if name == "times" else "") for name, value in expected.items()}
     drawing = paging_calculator()._repr_html_().split("<svg", 1)[1].split("</svg>")[0]
     assert drawing.count("<rect") == 2 * (expected["reserved"] + expected["paged"])
+
+
+@pytest.mark.parametrize(("held", "P", "slots"), [(400, 16, 407.5), (400, 1024, 1024), (400, 401, 401), (16, 1, 16)])
+def test_a_chat_that_is_shorter_than_a_block_takes_the_whole_block(held, P, slots):
+    assert _slots_in_blocks(held, P) == slots
 
 
 def test_the_bytes_of_the_first_settings_are_those_of_python():

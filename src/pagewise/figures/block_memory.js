@@ -1,7 +1,7 @@
 {
   compute(v) {
     const held = Math.min(v.held, v.longest);
-    const pieces = { reserved: v.longest, paged: held + (v.P - 1) / 2 };
+    const pieces = { reserved: v.longest, paged: v.P > held ? v.P : held + (v.P - 1) / 2 };
     const results = {};
     for (const [name, piece] of Object.entries(pieces)) {
       results[name] = Math.floor(v.capacity / piece);
@@ -12,7 +12,7 @@
   },
   draw(root, v, r) {
     const held = Math.min(v.held, v.longest);
-    const pieces = { reserved: v.longest, paged: held + (v.P - 1) / 2 };
+    const pieces = { reserved: v.longest, paged: v.P > held ? v.P : held + (v.P - 1) / 2 };
     for (const [name, piece] of Object.entries(pieces)) {
       const row = root.querySelector(`svg [data-row="${name}"]`), { y, left, width } = row.dataset;
       const scale = Number(width) / v.capacity;

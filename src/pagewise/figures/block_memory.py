@@ -50,18 +50,23 @@ def paging_calculator() -> Embedded:
     ]
     start = {each.name: each.start for each in inputs}
     held = min(start["held"], start["longest"])
-    pieces = {"reserved": start["longest"], "paged": held + (start["P"] - 1) / 2}
+    pieces = {"reserved": start["longest"], "paged": _slots_in_blocks(held, start["P"])}
     fit = {name: math.floor(CAPACITY / piece) for name, piece in pieces.items()}
     used = {name: f"{math.floor(100 * n * held / CAPACITY + 0.5)} %" for name, n in fit.items()}
     results = [
         Result("reserved", "reserve the longest: chats at once", fit["reserved"]),
         Result("reserved_used", "memory that holds tokens", used["reserved"]),
         Result("paged", "blocks: chats at once", fit["paged"]),
-        Result("paged_used", "memory that holds tokens (half of a last block is empty)", used["paged"]),
+        Result("paged_used", "memory that holds tokens (of several blocks, half of the last is empty)", used["paged"]),
         Result("times", "as many chats with blocks", fit["paged"] / fit["reserved"], "×"),
     ]
     drawing = _drawing(fit, pieces, held)
     return _calculator("block_memory.js", inputs, results, "How many chats fit? Move the longest chat.", drawing)
+
+
+def _slots_in_blocks(held: int, P: int) -> float:
+    """Return the slots of a chat's blocks: one block if it is larger than the chat, else half of the last is empty."""
+    return P if held < P else held + (P - 1) / 2
 
 
 def _drawing(fit: Mapping[str, int], pieces: Mapping[str, float], held: int) -> str:

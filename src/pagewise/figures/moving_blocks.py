@@ -41,7 +41,7 @@ def block_steps(
         result += "".join(f", and block {src} is copied to block {dst} first" for src, dst in copies)
         frames.append((f"{why}: {name}({said}){result}.", _look(manager, copies)))
     colours = colours_of((name for _, moment in frames for name in moment.shot.tables), colours)
-    return stepper(frames, lambda figure, now: _draw(figure, now, colours), title=title, alt=alt, height=2.7)
+    return stepper(frames, lambda figure, now: _draw(figure, now, colours), title=title, alt=alt, height=2.7, still=1)
 
 
 def _look(manager: Any, copies: list[tuple[int, int]]) -> _Moment:
