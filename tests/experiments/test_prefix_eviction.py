@@ -7,6 +7,8 @@ from pagewise.experiments.prefix_eviction import (
     INSTRUCTION,
     INSTRUCTIONS,
     POLICIES,
+    NewestFirst,
+    NewestFirstByName,
     found,
     out_of_reach,
     run,
@@ -26,3 +28,10 @@ def test_ends_first_finds_most_and_leaves_no_block_out_of_reach():
     ours, beginnings, newest = (run(policy, 96) for policy in POLICIES.values())
     assert out_of_reach(ours) == 0 < out_of_reach(beginnings)
     assert found(ours) > max(found(beginnings), found(newest))
+
+
+def test_names_alone_find_followers_whose_beginning_was_computed_again():
+    rates = [[found(run(policy, n)) for n in (48, 96)] for policy in (NewestFirst, NewestFirstByName)]
+    assert rates[0][0] > rates[0][1]
+    assert rates[1][0] < rates[1][1]
+    assert found(run(NewestFirstByName, 4096)) == found(run(NewestFirst, 4096))

@@ -5,13 +5,13 @@ their own, which fills one block and a half. Four requests run at a time. K and 
 reference counts and the cache are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pagewise.paged_blocks import BlockManager
 from pagewise.paged_blocks.pool import PagedSequence
-from pagewise.paged_blocks.prefix_cache import ROOT
+from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, block_digest
 
 BLOCK_SIZE, INSTRUCTIONS, INSTRUCTION, QUESTION, RUNNING = 16, 16, 96, 24, 4
 POOLS = (32, 48, 64, 96, 128, 192, 256, 512)
@@ -33,6 +33,32 @@ class NewestFirst(BlockManager):
         if not self._blank:
             self._evictable.move_to_end(next(reversed(self._evictable)), last=False)
         return super()._take()
+
+
+class NamesDecide(PrefixCache):
+    """Trusts digests: a block can be found again as soon as the blocks before it are computed again."""
+
+    def find(self, parent: Prefix | None, tokens: Sequence[int], digest: bytes | None = None) -> Prefix | None:
+        """Return the cached prefix with the digest of `parent` and these tokens, or None. Nothing is compared."""
+        if parent is None:
+            return None
+        prefix = self._by_digest.get(digest or block_digest(parent.digest, tokens))
+        if prefix is not None:
+            prefix.parent = parent.number
+        return prefix
+
+    def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
+        """Remember that `block` holds `parent` continued by `tokens`, whichever past it had before."""
+        self.find(parent, tokens)
+        return super().register(block, parent, tokens)
+
+
+class NewestFirstByName(NewestFirst):
+    """Evicts the cached block that became free last, and finds blocks by their digests alone."""
+
+    def __init__(self, *args: int, **options: bool) -> None:
+        super().__init__(*args, **options)
+        self._cache = NamesDecide()
 
 
 POLICIES: Mapping[str, type[BlockManager]] = {

@@ -92,7 +92,7 @@ def found_over_pools(pools: Sequence[int], rates: Mapping[str, Sequence[float]])
     said = "; ".join(f"{name}: {min(found):.0f} to {max(found):.0f} %" for name, found in rates.items())
     lines(
         pools,
-        {**rates, "all but the first use": [best] * len(pools)},
+        {**rates, "the most that can be found": [best] * len(pools)},
         title="The order of eviction decides what a full cache finds",
         xlabel="blocks in the pool",
         ylabel="prompt blocks found (%)",
