@@ -44,8 +44,8 @@ from pagewise.figures.table import table
 from pagewise.figures.threads import (
     accesses_of_vec,
     butterfly,
-    four_reads_of_keys,
     lanes_in_block,
     sectors_of_request,
+    three_reads_of_keys,
 )
 from pagewise.figures.tiles import gradient_owners, visited_tiles

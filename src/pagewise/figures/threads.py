@@ -43,15 +43,14 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
         axes[-1].set_xlabel("touched sectors of 32 bytes; a gap: sectors that are not touched")
 
 
-def four_reads_of_keys() -> None:
-    """Draw one load of K by a warp, in four kernels: a head of 128 float16, blocks of 16 tokens."""
+def three_reads_of_keys() -> None:
+    """Draw one load of K by a warp, in three kernels: a head of 128 float16, blocks of 16 tokens."""
     lane = np.arange(LANES)
     pairs = lane // 2 * 128  # the first element of the key that two lanes share
     reads = {
         "A thread per key, 2 bytes each": (lane * 128, 2),
         "Two threads per key, 8 bytes each": (pairs + lane % 2 * 4, 8),
         "The same in vLLM's layout of K": (lane * 4, 8),
-        "Two threads per key, 16 bytes each": (pairs + lane % 2 * 8, 16),
     }
     requests = {}
     for name, (elements, size) in reads.items():
@@ -60,9 +59,8 @@ def four_reads_of_keys() -> None:
     sectors_of_request(
         requests,
         2,
-        title="Full sectors: through vLLM's layout of K, or through wider loads",
-        alt="One load of a warp: 32 sectors, 6 % used; 16 sectors, half used; in vLLM's layout 8 sectors, all used; "
-        "with 16 bytes per thread and no special layout 16 sectors, all used.",
+        title="How much of the sectors that a load touches does it use?",
+        alt="One load of a warp: 32 sectors, 6 % used; 16 sectors, half used; in vLLM's layout 8 sectors, all used.",
     )
 
 
