@@ -20,8 +20,8 @@ def test_sectors_are_counted_as_the_launch_counts_them_and_a_gap_separates_them(
     far["element"] = np.arange(len(request)) * 64
     kernel_figures.sectors_of_request({"packed": request, "far": far}, 2, title="?")
     packed, far_apart = drawn.titles(shown[0])
-    assert packed.startswith("packed: 8 sectors moved, 100%")
-    assert far_apart.startswith("far: 32 sectors moved, 25%")
+    assert packed.startswith("packed: 8 sectors touched, 100%")
+    assert far_apart.startswith("far: 32 sectors touched, 25%")
     assert shown[0].axes[1].get_xlim()[1] == pytest.approx(32.1)  # the sectors between them are left out
     widths = [{patch.get_width() for patch in ax.patches if patch.get_height() == 1} for ax in shown[0].axes]
     assert widths == [{1, 1 - kernel_figures.GAP}, {1 - kernel_figures.GAP}]  # the last sector ends a run, too
@@ -38,9 +38,9 @@ def test_the_first_screen_of_lesson_5_shows_the_shares_that_its_kernels_have(sho
     kernel_figures.three_reads_of_keys()
     said = [title.split(": ")[1] for title in drawn.titles(shown[0])]
     assert said == [
-        "32 sectors moved, 6% of their bytes used",
-        "16 sectors moved, 50% of their bytes used",
-        "8 sectors moved, 100% of their bytes used",
+        "32 sectors touched, 6% of their bytes used",
+        "16 sectors touched, 50% of their bytes used",
+        "8 sectors touched, 100% of their bytes used",
     ]
 
 

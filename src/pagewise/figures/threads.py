@@ -37,7 +37,7 @@ def sectors_of_request(requests: Mapping[str, np.ndarray], itemsize: int, *, tit
                     dark = max(width * len(run) / SECTOR, 0.12)
                     rectangle(ax, place + width * run[0] / SECTOR, 0.15, dark, 0.7, BLUE, lw=0)
             used = sum(len(asked) for _, asked in sectors) / (len(sectors) * SECTOR)
-            ax.set_title(f"{name}: {len(sectors)} sectors moved, {used:.0%} of their bytes used", fontsize=10)
+            ax.set_title(f"{name}: {len(sectors)} sectors touched, {used:.0%} of their bytes used", fontsize=10)
             ax.set(xlim=(-0.1, most + 0.1), ylim=(-0.05, 1.05), yticks=[], xticks=[])
             bare(ax)
         axes[-1].set_xlabel("touched sectors of 32 bytes; a gap: sectors that are not touched")
