@@ -58,7 +58,7 @@ def test_the_front_page_starts_the_course_and_its_map_is_clickable(book):
 def test_a_page_links_its_terms_and_a_form_for_mistakes(book, lesson):
     page = (book / f"{lesson}.html").read_text()
     anchors = re.findall(r'class="term[^"]*" href="glossary\.html#([\w-]+)"', page)
-    assert len(anchors) > (5 if lesson in LESSONS else 2)
+    assert len(anchors) > (4 if lesson in LESSONS else 2)
     assert len(set(anchors)) == len(anchors)
     glossary = (book / "glossary.html").read_text()
     assert [anchor for anchor in anchors if f'id="{anchor}"' not in glossary] == []

@@ -212,7 +212,7 @@ def test_progress_names_what_is_solved_and_is_kept_in_the_folder_of_a_reader(tmp
     assert [line.split("   ")[0] for line in lines] == [f"lesson {i:2}" for i in range(1, 11)]
     assert "✓ causal_mask" in lines[0]
     assert sum(line.count("✓") + line.count("·") for line in lines) == len(check.names())
-    assert last.startswith("This list ends with the kernel.")
+    assert last.startswith("The list counts the exercises in depth, too.")
     assert list(tmp_path.iterdir()) == []
     names = {f"Lesson {number}": [each.name for each in exercises] for number, exercises in LESSONS.items()}
     (tmp_path / "progress.md").write_text(progress.listed(names, done=set()))

@@ -70,7 +70,10 @@ class Checkers:
             count = sum(exercise.name in done for exercise in exercises)
             lines.append(f"lesson {number:2}   {count} of {len(exercises)}   {names}")
         if not progress.is_kept():
-            lines.append("This list ends with the kernel. In the lessons that `make lab` opens, it is kept on disk.")
+            lines.append(
+                "The list counts the exercises in depth, too. A restart of the notebook empties it. In the lessons "
+                "that `make lab` opens, it is kept on disk."
+            )
         return Text("\n".join(lines))
 
 

@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow
+from pagewise.models.linear import Linear
 
 
 class DataflowLinear(nn.Module):
@@ -36,4 +37,4 @@ def replace_linear(model: nn.Module, dataflow: Dataflow) -> nn.Module:
 
 
 def _without_bias(layer: nn.Module) -> bool:
-    return type(layer) is nn.Linear and layer.bias is None
+    return type(layer) in (nn.Linear, Linear) and layer.bias is None
