@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from conftest import ROOT
-from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
 from pagewise.paged_blocks import PagedKVCache
 
@@ -17,9 +16,9 @@ def batch():
     cells = json.loads((ROOT / "lessons" / "04_paged_blocks.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (cell,) = (source for source in sources if "\nblock_tables = " in source)
-    names = {"torch": torch, "attention": attention, "PagedKVCache": PagedKVCache, "device": torch.device("cpu")}
+    names = {"torch": torch, "PagedKVCache": PagedKVCache, "device": torch.device("cpu")}
     names["draw"] = torch.Generator().manual_seed(0)
-    exec(cell, names)
+    exec(cell.partition("\n\n\ndef ")[0], names)
     return names
 
 
