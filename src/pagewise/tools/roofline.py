@@ -38,6 +38,7 @@ def _of(gpu: gpus.Gpu, name: str) -> Gpu:
     return Gpu(name, gpu.stated_flops, gpu.stated_bandwidth, gpu.num_sms, gpu.memory)
 
 
+A100_40GB = _of(gpus.A100_40GB, "A100 40 GB")
 A100 = _of(gpus.A100, "A100 SXM 80 GB")
 H100 = _of(gpus.H100, "H100 SXM")
 H200 = _of(gpus.H200, "H200")
