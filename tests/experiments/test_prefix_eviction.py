@@ -9,6 +9,7 @@ from pagewise.experiments.prefix_eviction import (
     POLICIES,
     NewestFirst,
     NewestFirstByName,
+    evicting,
     found,
     out_of_reach,
     run,
@@ -35,3 +36,18 @@ def test_names_alone_find_followers_whose_beginning_was_computed_again():
     assert rates[0][0] > rates[0][1]
     assert rates[1][0] < rates[1][1]
     assert found(run(NewestFirstByName, 4096)) == found(run(NewestFirst, 4096))
+
+
+@pytest.mark.parametrize(("name", "choose"), [("oldest chain, its end first", 0), ("newest block first", -1)])
+def test_an_order_of_your_own_is_the_packages_if_it_chooses_the_same(name, choose):
+    assert found(run(evicting(lambda free: free[choose]), 96)) == found(run(POLICIES[name], 96))
+
+
+def test_an_order_that_knows_what_is_never_asked_again_beats_every_order_by_age():
+    deepest = found(run(evicting(lambda free: max(free, key=lambda pair: pair[1])), 96))
+    assert deepest > 10 + max(found(run(policy, 96)) for policy in POLICIES.values())
+
+
+def test_an_order_must_choose_one_of_the_pairs():
+    with pytest.raises(ValueError, match="choose must return one of the pairs that it gets, got 3"):
+        run(evicting(lambda free: 3), 32)

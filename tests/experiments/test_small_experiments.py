@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from pagewise.experiments.free_changes import OPTIONS, cycles_per_score, moved_by_option, unfused_step
+from pagewise.experiments.free_changes import (
+    OPTIONS,
+    cycles_by_change,
+    cycles_per_score,
+    moved_by_option,
+    unfused_step,
+)
 from pagewise.experiments.precision import BFLOAT16, FLOAT16, errors, errors_of_stored, in_tiles
 
 
@@ -20,6 +26,13 @@ def test_the_exponential_and_the_tanh_take_as_long_as_the_products_of_a_head_of_
     assert cycles["exp of the softmax"] + cycles["softcap: tanh"] == cycles["two products"] == 0.125
     rest = cycles["rest of the softmax: maximum, multiply-add, sum"]
     assert rest + cycles["ALiBi: a multiply-add"] == 0.25 * cycles["two products"]
+
+
+@pytest.mark.parametrize(("head_size", "factor"), [(128, 1.0), (64, 2.0)])
+def test_softcap_is_the_one_change_that_a_small_head_pays_for(head_size, factor):
+    longest = {name: max(units.values()) for name, units in cycles_by_change(head_size).items()}
+    assert longest["softcap"] == factor * longest["no change"]
+    assert longest["ALiBi"] == longest["window"] == longest["no change"]
 
 
 def test_three_quarters_of_the_bytes_of_a_training_step_are_not_of_products():

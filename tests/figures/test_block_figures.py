@@ -133,6 +133,11 @@ def test_memory_map_draws_each_piece_once_in_its_owners_colour(shown):
     assert drawn.texts(ax) == ["a", "b", "a", "b", "a"]
 
 
+def test_memory_map_names_no_piece_that_is_narrower_than_its_name(shown):
+    memory_map({"pieces": [("used", "a")] * 78 + [("used", "b")] * 2}, title="What is where?")
+    assert drawn.texts(shown[0].axes[0]) == ["a"]
+
+
 def test_stacks_add_up_and_print_what_has_room(shown):
     stacks(["one", "two"], {"a": [0.5, 0.98], "b": [0.5, 0.02]}, title="Where?", xlabel="share (%)")
     ax = shown[0].axes[0]

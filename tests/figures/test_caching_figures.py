@@ -5,7 +5,7 @@ import pytest
 
 from pagewise.experiments.cached_steps import Times
 from pagewise.figures import caching
-from pagewise.figures.attention import free_changes
+from pagewise.figures.attention import busy_units, free_changes
 from pagewise.figures.caching import next_token_times, users_until_full
 from pagewise.figures.dataflow import decoder_shapes, three_kernels
 from pagewise.figures.merges import precision_errors
@@ -50,6 +50,11 @@ def test_a_change_of_the_scores_has_two_bars(shown):
     free_changes({"no option": 600.0, "softcap": 1000.0}, {"no option": 12.0, "softcap": 12.0})
     widths = [patch.get_width() for patch in shown[0].axes[0].patches]
     assert widths == [600.0, 1000.0, 12.0, 12.0]
+
+
+def test_each_unit_has_a_bar_for_each_change(shown):
+    busy_units({"no change": {"tensor cores": 2.0, "lanes": 1.0}, "softcap": {"tensor cores": 2.0, "lanes": 4.0}}, 64)
+    assert [patch.get_width() for patch in shown[0].axes[0].patches] == [2.0, 2.0, 1.0, 4.0]
 
 
 def test_each_precision_is_a_curve(shown):

@@ -25,7 +25,8 @@ WARP_SUM = CudaExercise(
         Gap(
             "for (int distance",
             "if (threadIdx.x == 0)",
-            "add the 32 sums of the lanes with __shfl_down_sync(ALL_LANES, sum, distance), in five steps.\n"
+            "add the 32 sums of the lanes in five steps, with\n"
+            "__shfl_down_sync(ALL_LANES, sum, distance).\n"
             "Lane 0 writes the total. Use no shared memory and no atomics.",
         ),
     ),
@@ -116,8 +117,9 @@ BLOCK_MAX = CudaExercise(
 
 
 _COALESCED = device_code("coalesced_scores.cu")
-_TASK = """    // yours: the scores are right, but reading K is expensive. All bytes of K that move must be used, in at
-    // most 48 requests for 90 tokens. A Vec can be read with one load: *reinterpret_cast<const Vec*>(address).
+_TASK = """    // yours: the scores are right, but reading K is expensive. All bytes of K that move must be
+    // used, in at most 48 requests for 90 tokens. A Vec can be read with one load:
+    // *reinterpret_cast<const Vec*>(address).
 """
 _TWO_THREADS = _COALESCED[_COALESCED.index("    const int member") :]
 _ONE_THREAD = """    const int token = threadIdx.x;
@@ -254,8 +256,8 @@ PAGED_DECODE = CudaExercise(
         Gap(
             "const int token = ",
             "out[seq * 32",
-            "1. For each block: the score of each of its 16 tokens, to `weights`. Two lanes share a token and read\n"
-            "   neighbouring vecs. m: the largest score, for all lanes.\n"
+            "1. For each block: the score of each of its 16 tokens, to `weights`. Two lanes share a\n"
+            "   token and read neighbouring vecs. m: the largest score, for all lanes.\n"
             "2. weights[j] becomes exp(score − m). l: the sum of all weights, for all lanes. Write m and l.\n"
             "3. acc: the sum of weight · value, for element `lane` of the head. Write out.\n"
             "__syncwarp() must separate a write to `weights` from another lane's read.",

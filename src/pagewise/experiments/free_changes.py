@@ -57,6 +57,17 @@ def cycles_per_score(D: int) -> dict[str, tuple[str, float]]:
     }
 
 
+def cycles_by_change(D: int) -> dict[str, dict[str, float]]:
+    """Return change → unit → clock cycles for one score, of attention without a change and with one change each."""
+    parts, changes = cycles_per_score(D), ("ALiBi", "window", "softcap")
+    busy = {name: dict.fromkeys((unit for unit, _ in parts.values()), 0.0) for name in ("no change", *changes)}
+    for name, units in busy.items():
+        for part, (unit, cycles) in parts.items():
+            if part.startswith(name) or not part.startswith(changes):
+                units[unit] += cycles
+    return busy
+
+
 def unfused_step() -> dict[str, tuple[int, int]]:
     """Return operation → (FLOPs, bytes) of GPT-2's layer in training, each operation of torch in a kernel of its own.
 

@@ -5,7 +5,7 @@ their own, which fills one block and a half. Four requests run at a time. K and 
 reference counts and the cache are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -59,6 +59,33 @@ class NewestFirstByName(NewestFirst):
     def __init__(self, *args: int, **options: bool) -> None:
         super().__init__(*args, **options)
         self._cache = NamesDecide()
+
+
+def evicting(choose: Callable[[list[tuple[int, int]]], tuple[int, int]]) -> type[BlockManager]:
+    """Return a manager that evicts the block which `choose` picks.
+
+    `choose` gets (block, number of blocks before it in its chain) of each block that may go, the block that became free
+    first at the front. It returns one of these pairs. Anything else raises ValueError when a block is evicted.
+    """
+
+    class Chosen(BlockManager):
+        def __init__(self, *args: int, **options: bool) -> None:
+            super().__init__(*args, **options)
+            self._places: dict[int, int] = {}
+
+        def release(self, sequence: PagedSequence) -> None:
+            self._places |= {block: place for place, block in enumerate(sequence.block_table)}
+            super().release(sequence)
+
+        def _take(self) -> int:
+            if not self._blank:
+                free = [(block, self._places[block]) for block in self._evictable]
+                if (chosen := choose(free)) not in free:
+                    raise ValueError(f"choose must return one of the pairs that it gets, got {chosen!r}")
+                self._evictable.move_to_end(chosen[0], last=False)
+            return super()._take()
+
+    return Chosen
 
 
 POLICIES: Mapping[str, type[BlockManager]] = {

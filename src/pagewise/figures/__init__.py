@@ -4,7 +4,7 @@ The imports below list which module draws which figure. All of them use the colo
 figures, boxes, arrows and legends of `drawing`. The `moving_` modules draw the pictures of a stepper (`steps`).
 """
 
-from pagewise.figures.attention import equations, free_changes, head_maps
+from pagewise.figures.attention import busy_units, equations, free_changes, head_maps
 from pagewise.figures.bands import histogram, score_bands, score_histogram
 from pagewise.figures.block_memory import found_over_pools, memory_pictures, paging_calculator
 from pagewise.figures.blocks import chains, memory_map, owner_colours, query_over_blocks, snapshot, tables_and_pool

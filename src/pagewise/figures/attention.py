@@ -81,3 +81,20 @@ def free_changes(apart: Mapping[str, float], fused: Mapping[str, float]) -> None
         alt=alt,
         **beside,
     )
+
+
+def busy_units(cycles: Mapping[str, Mapping[str, float]], head_size: int) -> None:
+    """Draw change → unit → clock cycles for one score: how long each unit of a GPU is busy (lesson 1 in depth)."""
+    units = [*next(iter(cycles.values()))]
+    parts = {name: ", ".join(f"{unit} {of[unit]:.3g}" for unit in units) for name, of in cycles.items()}
+    bars(
+        [*cycles],
+        {unit: [of[unit] for of in cycles.values()] for unit in units},
+        title=f"Heads of {head_size}: which unit is busy for longest?",
+        ylabel="clock cycles of an H100's SM for one score, at its peak",
+        horizontal=True,
+        values=".3g",
+        legend_outside=True,
+        width=7.2,
+        alt=". ".join(f"{name}: {part}" for name, part in parts.items()),
+    )

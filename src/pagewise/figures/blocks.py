@@ -210,9 +210,9 @@ def chains(
 def memory_map(
     rows: Mapping[str, Sequence[Slot]], *, title: str, colours: Colours | None = None, alt: str = ""
 ) -> None:
-    """Draw a row of slots per allocator. A slot is (state, owner), as `workload.slots_at` returns it.
+    """Draw the memory of each allocator as a row: the (state, owner) of each token, from `workload.slots_at`.
 
-    A used piece has its owner's colour and name. The other states have the same hatches as in `stacks`.
+    A used piece has its owner's colour, and its name if there is space. The other states have the hatches of `stacks`.
     """
     names = {"external": "external (free, in pieces)", "idle": "idle (free)"}
     looks = {
@@ -230,7 +230,7 @@ def memory_map(
                 size = len(list(piece))
                 look = {"fc": colours[owner]} if state == "used" else looks[state]
                 rectangle(ax, start, row - 0.36, size, 0.72, lw=0.6, **look)
-                if state == "used":
+                if state == "used" and 40 * size > len(slots):  # a name is wider than a smaller piece
                     ax.text(start + size / 2, row, str(owner), ha="center", va="center", fontsize=9, fontweight="bold")
                 start += size
         patches = {names.get(state, state): {"lw": 0.6, **look} for state, look in looks.items()}
@@ -239,7 +239,7 @@ def memory_map(
         ax.set(xlim=(-0.5, max(map(len, rows.values())) + 0.5), ylim=(len(rows) - 0.5, -0.5))
         ax.set_yticks(range(len(rows)), list(rows))
         ax.set_title(title, pad=42)
-        ax.set_xlabel("slot of the memory (one token each)")
+        ax.set_xlabel("memory (tokens)")
 
 
 def _draw_pool(ax: Axes, shot: Snapshot, colours: Colours) -> None:

@@ -53,7 +53,7 @@ def precision_errors(lengths: Sequence[int], errors: Mapping[str, Sequence[float
     axes = {"xlabel": "keys in the row", "ylabel": "relative error of the output", "logx": True, "logy": True}
     with chart(6.4, 3.8, title, alt) as ax:
         lines(lengths, errors, title=title, ax=ax, **axes)
-        ax.legend(loc="lower left", bbox_to_anchor=(0.25, 0.22), fontsize=9)
+        ax.legend(loc="lower left", bbox_to_anchor=(0.25, 0.17), fontsize=9)
 
 
 def merge_trees(

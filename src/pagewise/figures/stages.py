@@ -14,7 +14,8 @@ def nested_levels(levels: Sequence[tuple[str, int, int]], *, title: str, alt: st
     with chart(6.4, 0.8 * len(levels) + 0.5, title, alt) as ax:
         for depth, (name, cells, marked) in enumerate(levels):
             y = -1.6 * depth
-            ax.text(0, 0.78 + y, name, va="bottom", fontsize=9.5)
+            plate = {"fc": "white", "ec": "none", "pad": 1}  # the dotted lines pass behind the name
+            ax.text(0, 0.78 + y, name, va="bottom", fontsize=9.5, bbox=plate, zorder=3)
             for cell in range(cells):
                 label = str(cell) if cells <= 16 or cell == marked else ""
                 box(ax, 10 * cell / cells, y, 10 / cells, 0.7, label, fill=ORANGE if cell == marked else "white")

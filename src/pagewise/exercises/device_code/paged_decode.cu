@@ -1,6 +1,7 @@
-// out[seq] = softmax(scale · q·K) V over the first seq_lens[seq] tokens of a sequence, and its m and l of lesson 3.
-// Without tokens: out = 0, m = −INFINITY, l = 0. Slots after the last token may hold anything, NaN too.
-// Grid (num_seqs), one warp each. The head has 32 elements, a block 16 tokens, a sequence at most 128.
+// out[seq] = softmax(scale · q·K) V over the first seq_lens[seq] tokens of a sequence, and its m
+// and l of lesson 3. Without tokens: out = 0, m = −INFINITY, l = 0. Slots after the last token may
+// hold anything, NaN too. Grid (num_seqs), one warp each. The head has 32 elements, a block 16
+// tokens, a sequence at most 128.
 __global__ void paged_decode(const float4* q,      // [num_seqs][8] vecs of 4 elements
                              const float4* k,      // [num_blocks][16][8]: token, vec
                              const float* v,       // [num_blocks][16][32]: token, element
