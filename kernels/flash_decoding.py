@@ -56,7 +56,7 @@ def split_decode_kernel(
         l = alpha * l + tl.sum(weights, axis=1)
         acc = alpha[:, None] * acc + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         m = m_new
-    slot = (seq * num_heads + head) * num_splits + split
-    tl.store(m_ptr + slot, m, mask=is_head)
-    tl.store(l_ptr + slot, l, mask=is_head)
-    tl.store(acc_ptr + slot[:, None] * D + dim, acc, mask=is_head[:, None])
+    part = (seq * num_heads + head) * num_splits + split
+    tl.store(m_ptr + part, m, mask=is_head)
+    tl.store(l_ptr + part, l, mask=is_head)
+    tl.store(acc_ptr + part[:, None] * D + dim, acc, mask=is_head[:, None])

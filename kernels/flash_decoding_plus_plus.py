@@ -63,10 +63,10 @@ def unified_max_kernel(
         m = tl.maximum(m, scores)
         l += weights
         acc += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-    slot = (seq * num_heads + head) * num_splits + split
-    tl.store(m_ptr + slot, tl.max(m, axis=1), mask=is_head)
-    tl.store(l_ptr + slot, tl.sum(l, axis=1), mask=is_head)
-    tl.store(acc_ptr + slot[:, None] * D + dim, acc, mask=is_head[:, None])
+    part = (seq * num_heads + head) * num_splits + split
+    tl.store(m_ptr + part, tl.max(m, axis=1), mask=is_head)
+    tl.store(l_ptr + part, tl.sum(l, axis=1), mask=is_head)
+    tl.store(acc_ptr + part[:, None] * D + dim, acc, mask=is_head[:, None])
 
 
 @triton.jit

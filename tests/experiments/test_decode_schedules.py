@@ -1,4 +1,4 @@
-"""Schedules of ragged decode batches: all work once, no slot twice, the libraries' rules as they state them."""
+"""Schedules of ragged decode batches: all work once, no place twice, the libraries' rules as they state them."""
 
 import itertools
 from collections import Counter
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pagewise.experiments import decode_schedules
 from pagewise.experiments.decode_schedules import (
+    AT_ONCE,
     BATCHES,
     IN_FLIGHT,
     KV_HEADS,
@@ -16,7 +17,6 @@ from pagewise.experiments.decode_schedules import (
     LAUNCH,
     SATURATING,
     SCHEDULES,
-    SLOTS,
     START,
     TILE,
     Share,
@@ -47,30 +47,30 @@ def test_every_tile_is_read_once_for_each_kv_head(cut, lengths):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_nothing_beats_the_ideal_and_no_slot_works_twice_at_a_time(name):
+def test_nothing_beats_the_ideal_and_no_place_works_twice_at_a_time(name):
     for lengths in BATCHES.values():
         programs = SCHEDULES[name](lengths)
         runs = simulate(programs)
         assert Counter(run.sequence for run in runs) == Counter(share.sequence for p in programs for share in p)
         assert max(run.stop for run in runs) >= ideal(lengths)
-        for slot in range(SLOTS):
-            spans = sorted((run.start, run.stop) for run in runs if run.sm == slot)
+        for place in range(AT_ONCE):
+            spans = sorted((run.start, run.stop) for run in runs if run.sm == place)
             assert all(first[1] <= then[0] for first, then in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize(
-    ("programs", "num_slots", "saturating", "runs"),  # a run: start, stop, sequence
+    ("programs", "at_once", "saturating", "runs"),  # a run: start, stop, sequence
     [
         ([[Share(0, 3), Share(1, 2)], [Share(2, 9)]], 1, 1, [(0, 4, 0), (4, 7, 1), (7, 17, 2)]),
         # sequence 0 reads 2 tiles at half of the bandwidth, then 6 at all of it
         ([[Share(0, 7)], [Share(1, 1)]], 2, 1, [(0, 5, 0), (0, 2, 1)]),
-        # half of 8: at most twice as fast as when 8 slots share the bandwidth
+        # half of 8: at most twice as fast as when 8 programs share the bandwidth
         ([[Share(0, 7)]], 8, 4, [(0, 4, 0)]),
     ],
-    ids=["pieces one after the other", "faster while others are idle", "no faster than a slot can"],
+    ids=["pieces one after the other", "faster while others are idle", "no faster than a program can"],
 )
-def test_the_runs_of_programs(programs, num_slots, saturating, runs):
-    found = simulate(programs, num_slots=num_slots, saturating=saturating)
+def test_the_runs_of_programs(programs, at_once, saturating, runs):
+    found = simulate(programs, at_once=at_once, saturating=saturating)
     assert [(run.start, run.stop, run.sequence) for run in found] == runs
 
 
@@ -78,7 +78,7 @@ def test_the_bandwidth_is_full_from_59_programs_on():
     tiles = 1000
     for programs, share in ((SATURATING, 1.0), (2 * SATURATING, 1.0), (SATURATING // 2, SATURATING // 2 / SATURATING)):
         stop = simulate([[Share(0, tiles)]] * programs)[-1].stop
-        assert programs * (tiles + START) / SLOTS / stop == pytest.approx(share)
+        assert programs * (tiles + START) / AT_ONCE / stop == pytest.approx(share)
     assert SATURATING == 59
 
 
@@ -90,16 +90,16 @@ def test_flash_attention_2_cuts_for_the_longest_sequence_or_not_at_all():
     ]  # 6 splits
     short = SCHEDULES["FlashAttention-2's heuristic"]([8192] * 4 + [30 * TILE])[-2:]
     assert short == [[Share(4, 22)], [Share(4, 8)]]  # pieces as large as the others', not as many
-    many = [8192] * 27  # 216 programs: 0.82 of the slots
+    many = [8192] * 27  # 216 programs: 0.82 of the places
     assert SCHEDULES["FlashAttention-2's heuristic"](many) == SCHEDULES["not split"](many)
 
 
-def test_flash_attention_3_gives_a_slot_1_1_of_the_mean_at_most_and_the_largest_first():
+def test_flash_attention_3_gives_a_place_1_1_of_the_mean_at_most_and_the_largest_first():
     lengths = BATCHES["16 of 0.5–64 k"]
     sizes = [program[0].tiles for program in SCHEDULES["FlashAttention-3's rule"](lengths)]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) <= 1.1 * ideal(lengths) + 1
-    alone = SCHEDULES["FlashAttention-3's rule"]([315 * TILE])  # 9.5 tiles for each slot
+    alone = SCHEDULES["FlashAttention-3's rule"]([315 * TILE])  # 9.5 tiles for each place
     assert max(program[0].tiles for program in alone) == 11
 
 

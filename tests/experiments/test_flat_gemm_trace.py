@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import cudascope
-from pagewise.experiments.flat_gemm_trace import ring_timeline
+from pagewise.experiments.flat_gemm_trace import memory_in_use, ring_timeline
 from pagewise.flash_decoding_plus_plus.flat_gemm import NUM_WARPS, TILE_K, on_tensor_cores
+from pagewise.tools.roofline import Gpu
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 8])
@@ -38,3 +39,9 @@ def test_rows_are_padded_to_8_and_not_to_64(rows, padded_rows):
     with cudascope.observe() as report:
         on_tensor_cores(torch.zeros(rows, K, dtype=torch.float16), torch.zeros(N, K, dtype=torch.float16))
     assert report.count("mma").requests * 32 * 8 * 16 == padded_rows * N * K  # a fragment is m32n8k16
+
+
+def test_the_bytes_on_their_way_decide_how_much_of_a_memory_is_used():
+    gpu = Gpu("a GPU", peak_flops=1e12, bandwidth=2.5e9, num_sms=2, memory=1e9)  # 1,000 bytes for each SM in 0.8 µs
+    rings = {"one": (1, 1000), "half": (2, 500), "all": (3, 500), "more": (9, 500)}
+    assert memory_in_use(rings, [gpu]) == {"a GPU": pytest.approx([0, 50, 100, 100])}

@@ -6,7 +6,9 @@ from pagewise.experiments.ways_to_share import (
     LLAMA_3_405B,
     all_reduce_bytes,
     arithmetic_seconds,
+    over_a_network,
     table_rows,
+    token_seconds,
     ways,
 )
 from pagewise.kv_cache import kv_cache_bytes
@@ -36,3 +38,16 @@ def test_the_exercises_count_the_same_bytes():
     sent = solutions["sent_bytes"](8, 2**17, 32, 8, 128)
     assert (ring.prompt, heads.prompt, ring.token) == (sent["ring"], sent["all-to-all"], sent["decode"])
     assert tensor.prompt == all_reduce_bytes(8, 2**17, 4096) == solutions["all_reduce_bytes"](8, 2**17, 4096)
+
+
+def test_the_slowest_way_for_a_prompt_is_the_fastest_for_a_token():
+    found = over_a_network(LLAMA_3_8B, 8, 2**17)
+    assert max(found["prompt"], key=found["prompt"].get) == "tensor parallel"
+    assert min(found["token"], key=lambda way: sum(found["token"][way])) == "tensor parallel"
+    assert found["prompt"]["ring"] < found["arithmetic"] < found["prompt"]["tensor parallel"]
+
+
+def test_a_token_reads_all_weights_or_its_share_and_waits_for_each_exchange():
+    seconds = token_seconds(LLAMA_3_8B, 8, H100, latency=1e-5)
+    reading = 2 * LLAMA_3_8B.weights / H100.bandwidth
+    assert seconds == {"tensor parallel": (reading / 8, 64 * 1e-5), "split decode": (reading, 32 * 1e-5)}

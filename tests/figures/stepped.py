@@ -15,6 +15,11 @@ def captions(steps):
     return [html.unescape(caption) for caption in re.findall(r'data-caption="([^"]*)"', steps._repr_html_())]
 
 
+def shown_without_scripts(steps):
+    """Return the number of the step, counted from 0, whose picture is shown without scripts."""
+    return int(re.search(r"This is picture (\d+) of", untrusted(steps._repr_html_()))[1]) - 1
+
+
 def untrusted(markup):
     """Return what GitHub, and Jupyter in a notebook that it does not trust, leave of HTML."""
     return re.sub(r"<(script|style)\b.*?</\1>| hidden\b", "", markup, flags=re.DOTALL)

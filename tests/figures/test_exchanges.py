@@ -5,8 +5,9 @@ from typing import NamedTuple
 import pytest
 from matplotlib.colors import to_rgb
 
-from pagewise.figures import all_to_all
+from pagewise.figures import all_to_all, memory_on_each, prompt_and_token
 from pagewise.figures.exchanges import PROCESSES
+from pagewise.tools.roofline import H100
 
 
 class Span(NamedTuple):
@@ -31,3 +32,18 @@ def test_rows_become_columns_and_frames_mark_what_one_process_sends(shown):
 def test_heads_that_cannot_be_shared_out_are_refused(processes, heads):
     with pytest.raises(ValueError, match=f"num_heads must be a multiple of num_processes.*{heads} and {processes}"):
         all_to_all(processes, heads, marked=0, title="Who sends what?")
+
+
+def test_the_title_says_from_how_many_gpus_on_a_sequence_fits(shown, shapes_unchecked):
+    memory_on_each(16e9, 131e9, H100)
+    memory_on_each(81e9, 1e9, H100)
+    fits, never = (figure.axes[0].get_title(loc="left") for figure in shown)
+    assert fits.startswith("The sequence fits from 4 GPUs on")
+    assert never.startswith("The sequence fits on none of them")
+
+
+def test_a_token_costs_the_sum_of_its_parts(shown, shapes_unchecked):
+    prompt_and_token({"slow": 75.2, "fast": 9.4}, 26.0, {"slow": (0.5, 0.75), "fast": (4.5, 0.5)}, title="Which?")
+    prompt, token = shown[0].axes
+    assert [text.get_text() for text in prompt.texts] == ["75.2", "9.4"]
+    assert [text.get_text() for text in token.texts] == ["1.25", "5"]

@@ -1,7 +1,7 @@
 """The batch over time: the seats of requests, the caption of each step, and the owners of blocks."""
 
 from matplotlib.colors import to_rgb, to_rgba
-from stepped import captions, figures_drawn
+from stepped import captions, figures_drawn, shown_without_scripts
 
 from pagewise.figures import Moment, batch_steps, blocks_over_time, moving_batches
 from pagewise.figures.blocks import OWNERS, SHARED
@@ -66,3 +66,9 @@ def test_blocks_are_stacked_in_their_owners_colours_and_shared_ones_apart(shown)
         "in several tables",
         "preempted",
     ]
+
+
+def test_without_scripts_a_preemption_is_shown_or_the_step_in_which_the_panels_differ_most(unrendered):
+    assert shown_without_scripts(both()) == 3
+    panels = {"long": MOMENTS[:3], "short": MOMENTS[:2]}
+    assert shown_without_scripts(batch_steps(panels, 2, title="Who?", alt="Seats.")) == 2

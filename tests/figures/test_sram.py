@@ -21,4 +21,4 @@ def test_the_title_counts_the_bytes_of_the_loops(shown):
 def test_q_and_o_cross_once_and_k_and_v_once_per_tile_of_queries(shown):
     sram_box(tokens=1024, head_size=64, rows=128, cols=64)
     texts = drawn.texts(shown[0].axes[0])
-    assert (texts.count("once"), texts.count("8 × in all")) == (2, 2)
+    assert (texts.count("1 × in all"), texts.count("8 × in all")) == (2, 2)

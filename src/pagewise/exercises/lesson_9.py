@@ -384,12 +384,23 @@ def _served(requests: list[tuple[int, int]], *limits: int) -> Case:
         ours, model = (PretendModel(*limits[:2], limits[3]) for _ in range(2))
         small_engine(ours, drawn, *limits)
         tokens = theirs(model, [(list(prompt), new) for prompt, new in drawn], *limits)
-        return {"tokens": tokens, "steps": max(ours.steps, model.steps)}
+        return {"tokens": tokens, "steps": max(ours.steps, model.steps) if model.steps else 0}
 
     shown = ", ".join(f"({length} tokens, {new})" for length, new in requests)
     blocks, P, seats, budget = limits
     return Case(f"{{name}}(forward, [{shown}], {blocks}, {P}, {seats}, {budget})", run)
 
+
+_ENGINE = """\
+tokens, done = [list(prompt) for prompt, _ in requests], [0] * len(requests)
+tables, free = [[] for _ in requests], list(range(num_blocks))
+waiting, running = list(range(len(requests))), []
+while waiting or running:
+    # yours: the `preempted` requests free their blocks, and wait in front of the others
+    # yours: schedule the step. Requests may join, and each one in the step gets its blocks
+    # yours: call `forward`, and keep the new tokens. A request with all its tokens ends
+    break
+return [tokens[i][len(prompt) :] for i, (prompt, _) in enumerate(requests)]"""
 
 SMALL_ENGINE = python_exercise(
     small_engine,
@@ -403,9 +414,9 @@ SMALL_ENGINE = python_exercise(
         _served([(7, 6), (13, 3), (2, 9), (5, 5), (9, 1)], 7, 4, 3, 6),
     ],
     [
-        "nothing yet: The function returns nothing yet. Begin with one request and one step: a table with enough "
+        "nothing yet: Your engine takes no step yet. Begin with one request and one step: a table with enough "
         "blocks, `step_inputs`, `forward`, and the argmax of row 0.",
-        ("    P, free", "    return None\n    P, free"),
+        ("    while waiting or running:", "    while False:"),
         "prompts too: Your lists begin with the prompts. Return the new tokens only.",
         ("all_tokens[len(prompt) :]", "all_tokens"),
         "a token after every chunk: A chunk in the middle of a prompt has logits, too, but the next token is known. "
@@ -428,6 +439,7 @@ SMALL_ENGINE = python_exercise(
         ("(*left, max_running, budget)", "(*left, max_running, 10**6)"),
     ],
     "with a real model, this loop gives the tokens of `LLM`.",
+    start=_ENGINE,
     imports="from collections.abc import Callable\nfrom itertools import accumulate\n\n"
     "from pagewise.exercises.lesson_9 import preempted, schedule_step, step_inputs",
 )

@@ -1,13 +1,13 @@
 """A decode step over sequences of different lengths, its keys cut in five ways: how fast is the GPU? (lesson 7)
 
-Simulated, not measured. A slot runs one program at a time and takes the next program of the grid when it is free. A
-program reads the tiles of its pieces one after the other. A piece costs as much as
+Simulated, not measured. A GPU runs AT_ONCE programs at a time. When one ends, the next program of the grid takes its
+place. A program reads the tiles of its pieces one after the other. A piece costs as much as
 
     its tiles + START        (START: load the query, fill the pipeline, write the partial result)
 
 Memory limits the speed in two ways. A program alone reads IN_FLIGHT bytes per LATENCY. All programs together read at
 most the bandwidth of the memory, and SATURATING programs are enough for that. Time is therefore counted in units in
-which a slot reads one tile when all slots read: with n busy slots, each reads SLOTS / max(n, SATURATING) tiles.
+which a program reads one tile when AT_ONCE read: with n programs, each reads AT_ONCE / max(n, SATURATING) tiles.
 
 The merge, a small kernel afterwards, is left out. The ideal is the time to read all tiles at full bandwidth.
 """
@@ -25,7 +25,7 @@ from pagewise.tools.schedule import Run, schedule
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.tuning import MIN_KEYS, num_splits_heuristic, splits_that_fill
 
-SLOTS = 2 * H200.num_sms  # two programs at a time on each SM of an H100 or H200
+AT_ONCE = 2 * H200.num_sms  # two programs at a time on each SM of an H100 or H200
 KV_HEADS = 8
 TILE = 64  # keys
 TILE_BYTES = 2 * TILE * 128 * 2  # K and V, head size 128, 16 bits
@@ -75,27 +75,27 @@ def split_by(keys: int, lengths: Sequence[int]) -> list[Program]:
 def flash_attention_2(lengths: Sequence[int]) -> list[Program]:
     """Use one number of splits for the batch, and one size, as if all sequences were as long as the longest.
 
-    From 0.8 · SLOTS programs on, nothing is split. Otherwise `num_splits_heuristic` chooses the number.
+    From 0.8 · AT_ONCE programs on, nothing is split. Otherwise `num_splits_heuristic` chooses the number.
     """
     programs, longest = len(lengths) * KV_HEADS, cdiv(max(lengths), TILE)
-    splits = 1 if programs >= 0.8 * SLOTS else num_splits_heuristic(programs, SLOTS, longest, MAX_SPLITS)
+    splits = 1 if programs >= 0.8 * AT_ONCE else num_splits_heuristic(programs, AT_ONCE, longest, MAX_SPLITS)
     return _cut(lengths, lambda _: cdiv(longest, splits))
 
 
 def flash_attention_3(lengths: Sequence[int]) -> list[Program]:
-    """Split sequences into shares of 1.1 · the mean work of a slot, at most MAX_SPLITS each; the largest come first."""
-    share = math.ceil(1.1 * KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / SLOTS)
+    """Split sequences into shares of 1.1 · the work per place, at most MAX_SPLITS each; the largest come first."""
+    share = math.ceil(1.1 * KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / AT_ONCE)
     programs = _cut(lengths, lambda tiles: cdiv(tiles, min(cdiv(tiles, share), MAX_SPLITS)))
     return sorted(programs, key=lambda program: -program[0].tiles)
 
 
 def equal_shares(lengths: Sequence[int], start: int = START) -> list[Program]:
-    """A program for each slot, as the package's kernel has it, and all work of the batch in equal ranges.
+    """A program for each place, as the package's kernel has it, and all work of the batch in equal ranges.
 
     An item's work is its tiles and `start`; 0: tiles alone are shared.
     """
     tiles = [cdiv(n, TILE) for n in lengths for _ in range(KV_HEADS)]
-    programs = equal_ranges(tiles, SLOTS, min_tiles=MIN_KEYS // TILE, start=start)
+    programs = equal_ranges(tiles, AT_ONCE, min_tiles=MIN_KEYS // TILE, start=start)
     return [[Share(piece.item // KV_HEADS, piece.stop - piece.start) for piece in pieces] for pieces in programs]
 
 
@@ -121,20 +121,20 @@ def _cut(lengths: Sequence[int], size: Callable[[int], float]) -> list[Program]:
 # ------------------------------------------------------------------------------------------------ time
 
 
-def simulate(programs: Sequence[Program], num_slots: int = SLOTS, saturating: int = SATURATING) -> list[Run]:
+def simulate(programs: Sequence[Program], at_once: int = AT_ONCE, saturating: int = SATURATING) -> list[Run]:
     """Return where and when each piece runs. The time START is part of it.
 
-    All busy slots read at the same rate. The order of events is therefore that of slots with a constant rate. Only the
-    clock differs: one unit of their time takes max(busy slots, saturating) / num_slots.
+    All programs read at the same rate. The order of events is therefore that of programs with a constant rate. Only the
+    clock differs: one unit of their time takes max(programs, saturating) / at_once.
     """
     grid = [(p, sum(START + share.tiles for share in program)) for p, program in enumerate(programs)]
-    planned = schedule(grid, num_slots)
+    planned = schedule(grid, at_once)
     pieces = []
-    for slot, now, _, p in planned:
+    for place, now, _, p in planned:
         for sequence, tiles in programs[p]:
-            pieces.append(Run(slot, now, now + START + tiles, sequence))
+            pieces.append(Run(place, now, now + START + tiles, sequence))
             now = pieces[-1].stop
-    starts, stops = (np.interp(times, *_clock(planned, num_slots, saturating)) for times in _spans(pieces))
+    starts, stops = (np.interp(times, *_clock(planned, at_once, saturating)) for times in _spans(pieces))
     return [
         piece._replace(start=start, stop=stop)
         for piece, start, stop in zip(pieces, starts.tolist(), stops.tolist(), strict=True)
@@ -145,29 +145,29 @@ def _spans(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     return [run.start for run in runs], [run.stop for run in runs]
 
 
-def _clock(planned: Sequence[Run], num_slots: int, saturating: int) -> tuple[list[float], list[float]]:
-    """Return moments of slots with a constant rate, and the times at which slots that share a memory reach them."""
+def _clock(planned: Sequence[Run], at_once: int, saturating: int) -> tuple[list[float], list[float]]:
+    """Return moments of programs with a constant rate, and their times when the programs share a memory."""
     starts, stops = _spans(planned)
     events = sorted([(start, 1) for start in starts] + [(stop, -1) for stop in stops])
     moments, times, busy = [0], [0.0], 0
     for moment, change in events:
-        pace = max(busy, saturating) / num_slots
+        pace = max(busy, saturating) / at_once
         times.append(times[-1] + (moment - moments[-1]) * pace)
         moments.append(moment)
         busy += change
     return moments, times
 
 
-def ideal(lengths: Sequence[int], num_slots: int = SLOTS) -> float:
-    """Return the time to read all tiles at full bandwidth: evenly over all slots, and nothing else takes time."""
-    return KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / num_slots
+def ideal(lengths: Sequence[int], at_once: int = AT_ONCE) -> float:
+    """Return the time to read all tiles at full bandwidth: evenly over all places, and nothing else takes time."""
+    return KV_HEADS * sum(cdiv(n, TILE) for n in lengths) / at_once
 
 
 def of_ideal(
-    lengths: Sequence[int], programs: Sequence[Program], num_slots: int = SLOTS, saturating: int = SATURATING
+    lengths: Sequence[int], programs: Sequence[Program], at_once: int = AT_ONCE, saturating: int = SATURATING
 ) -> float:
     """Return the ideal time as a fraction of the simulated time: the share of the bandwidth that is used."""
-    return ideal(lengths, num_slots) / max(run.stop for run in simulate(programs, num_slots, saturating))
+    return ideal(lengths, at_once) / max(run.stop for run in simulate(programs, at_once, saturating))
 
 
 def decode_seconds(S: int, kv_heads: int, gpu: Gpu, *, split: bool) -> float:

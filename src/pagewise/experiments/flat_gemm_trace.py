@@ -1,15 +1,18 @@
-"""The flat GEMM seen from the inside: its ring of buffers over time (lesson 8).
+"""The flat GEMM seen from the inside: its ring of buffers over time, and how busy a ring keeps a memory (lesson 8).
 
 The events come from a launch in the CPU runner, whose threads record every access.
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 import cudascope
+from pagewise.experiments.decode_schedules import LATENCY
 from pagewise.flash_decoding_plus_plus.flat_gemm import B_N, NUM_WARPS, TILE_K, TILE_M, on_tensor_cores, stage_bytes
+from pagewise.tools.roofline import GPUS, Gpu
 
 
 class Event(NamedTuple):
@@ -51,3 +54,18 @@ def ring_timeline(
             turns[what, of_warp] += 1
         column = None
     return [event for event in events if warp in (None, event.warp)]
+
+
+def memory_in_use(rings: Mapping[str, tuple[int, int]], gpus: Sequence[Gpu] = GPUS) -> dict[str, list[float]]:
+    """Return for each GPU the per cent of its bandwidth that each ring can use, by Little's law. A model, not measured.
+
+    Each SM runs one thread block. One buffer of its ring is multiplied, and the others are on their way.
+
+    Args:
+        rings: name → (buffers, bytes of a buffer).
+    """
+    needed = {gpu.name: gpu.bandwidth * LATENCY / gpu.num_sms for gpu in gpus}  # bytes on their way for each SM
+    return {
+        name: [100 * min(1.0, (buffers - 1) * size / of_sm) for buffers, size in rings.values()]
+        for name, of_sm in needed.items()
+    }

@@ -7,7 +7,7 @@ prompt of S tokens and for one new token after it.
 from typing import NamedTuple
 
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
-from pagewise.tools.roofline import AttentionCost, Gpu
+from pagewise.tools.roofline import H100, AttentionCost, Gpu
 
 
 class Shape(NamedTuple):
@@ -75,3 +75,30 @@ def arithmetic_seconds(model: Shape, n: int, S: int, gpu: Gpu) -> float:
     """Return the least time of one layer's arithmetic for a causal prompt of S tokens, shared evenly by n GPUs."""
     attention = AttentionCost(1, model.H, model.Hkv, S, S, model.D, causal=True).flops
     return (attention + 2 * model.weights / model.layers * S) / n / gpu.peak_flops
+
+
+def token_seconds(model: Shape, n: int, gpu: Gpu, latency: float) -> dict[str, tuple[float, float]]:
+    """Return for each way of decoding (seconds to read the weights of a step, seconds of latency of its exchanges).
+
+    Tensor parallelism reads 1 / n of the weights and has two exchanges in each layer. Split decode reads all weights
+    and has one exchange. The keys and values are left out, because each GPU reads 1 / n of them either way.
+    """
+    reading = 2 * model.weights / gpu.bandwidth
+    return {
+        "tensor parallel": (reading / n, 2 * model.layers * latency),
+        "split decode": (reading, model.layers * latency),
+    }
+
+
+def over_a_network(model: Shape, n: int, S: int, gpu: Gpu = H100) -> dict[str, object]:
+    """Return the arguments of `figures.prompt_and_token`, in ms, for a prompt of S tokens and a token after it.
+
+    The n GPUs are joined by a network of 50 GB/s whose exchanges take 10 µs each.
+    """
+    prompt = {way.name.removesuffix(", split decode"): 1e3 * way.prompt / 50e9 for way in ways(model, n, S)}
+    steps = token_seconds(model, n, gpu, latency=10e-6)
+    return {
+        "prompt": prompt,
+        "arithmetic": 1e3 * arithmetic_seconds(model, n, S, gpu),
+        "token": {way: (1e3 * reading, 1e3 * waiting) for way, (reading, waiting) in steps.items()},
+    }

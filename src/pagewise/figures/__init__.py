@@ -26,7 +26,7 @@ from pagewise.figures.dataflow import (
 )
 from pagewise.figures.decode_calculator import decode_calculator
 from pagewise.figures.drawing import show
-from pagewise.figures.exchanges import all_to_all
+from pagewise.figures.exchanges import all_to_all, memory_on_each, prompt_and_token
 from pagewise.figures.flat_step import flat_step
 from pagewise.figures.latencies import latencies
 from pagewise.figures.merges import merge_trees, precision_errors, tiles_held
@@ -36,7 +36,7 @@ from pagewise.figures.moving_rings import balance_steps, ring_steps
 from pagewise.figures.moving_softmax import scheme_steps, softmax_steps
 from pagewise.figures.moving_tiles import loop_steps, tile_moves, visits
 from pagewise.figures.published import published
-from pagewise.figures.schedules import ring, slots_over_time, sm_steps, step_timelines
+from pagewise.figures.schedules import memory_in_use, programs_over_time, ring, sm_steps, step_timelines
 from pagewise.figures.sram import sram_box
 from pagewise.figures.stages import nested_levels
 from pagewise.figures.steps import stepper

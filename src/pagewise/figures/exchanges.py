@@ -1,10 +1,14 @@
-"""Processes that exchange data: tokens for heads in an all-to-all, and the time of sending beside that of computing."""
+"""Many GPUs: what each holds, tokens for heads in an all-to-all, what a prompt and a token cost (lesson 10)."""
+
+from collections.abc import Mapping, Sequence
 
 from matplotlib.patheffects import withStroke
 
+from pagewise.figures.charts import bars
 from pagewise.figures.drawing import arrow, box, diagram, rectangle, subplots
 from pagewise.figures.moving_rings import PROCESSES
-from pagewise.figures.palette import INK
+from pagewise.figures.palette import BLUE, HATCHES, INK, ORANGE, SAND
+from pagewise.tools.roofline import Gpu
 
 
 def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, alt: str = "") -> None:
@@ -41,3 +45,72 @@ def all_to_all(num_processes: int, num_heads: int, *, marked: int, title: str, a
                     rectangle(ax, left + head + 0.07, marked + 0.07, 0.86, 0.86, "none", **frame)
         middle = num_processes / 2
         arrow(ax, (num_heads + 0.3, middle), (right - 0.3, middle), lw=2)
+
+
+def memory_on_each(weights: float, cache: float, gpu: Gpu, counts: Sequence[int] = (1, 2, 4, 8, 16)) -> None:
+    """Draw the bytes that each GPU holds if several share the keys and values of one sequence, and not the weights.
+
+    Args:
+        weights, cache: the bytes of all weights, and of the keys and values of the whole sequence.
+        counts: numbers of GPUs, a bar for each.
+    """
+    held = {"K and V": [cache / n / 1e9 for n in counts], "weights": [weights / 1e9] * len(counts)}
+    fits = next((n for n in counts if weights + cache / n <= gpu.memory), None)
+    found = "The sequence fits on none of them" if fits is None else f"The sequence fits from {fits} GPUs on"
+    alt = f"{found}. Held by each GPU: " + ", ".join(
+        f"{(weights + cache / n) / 1e9:.1f} GB of {n}" if n > 1 else f"{(weights + cache) / 1e9:.1f} GB of one"
+        for n in counts
+    )
+    bars(
+        [f"{n} GPU{'s' * (n > 1)}" for n in counts],
+        held,
+        title=f"{found}:\nK and V are shared, the weights are not",
+        ylabel="GB on each GPU",
+        stacked=True,
+        ranges={
+            f"beyond the {gpu.memory / 1e9:.0f} GB of an {gpu.name}": (gpu.memory / 1e9, 1.08 * (weights + cache) / 1e9)
+        },
+        alt=alt + ".",
+    )
+
+
+def prompt_and_token(
+    prompt: Mapping[str, float],
+    arithmetic: float,
+    token: Mapping[str, tuple[float, float]],
+    *,
+    title: str,
+    alt: str = "",
+) -> None:
+    """Draw what ways of sharing a model cost, for a prompt and for one new token.
+
+    Args:
+        prompt: way → milliseconds of sending in one layer. `arithmetic` is the least time of its arithmetic.
+        token: way → milliseconds of a whole step to read the weights, and of waiting for the exchanges.
+    """
+    said = ", ".join(f"{way} {ms:.3g} ms" for way, ms in prompt.items())
+    then = ", ".join(f"{way} {sum(parts):.3g} ms" for way, parts in token.items())
+    found = f"{title}. A layer of a prompt: {said} of sending, {arithmetic:.3g} ms of arithmetic. A new token: {then}."
+    with subplots(2, size=(6.4, 4.2), title=title, alt=alt or found, height_ratios=[len(prompt), len(token)]) as (
+        _,
+        axes,
+    ):
+        above, below = axes
+        above.axvspan(0, arithmetic, fc="#b8b8c4", alpha=0.45, zorder=0, label="arithmetic of the layer")
+        drawn = above.barh(list(prompt), list(prompt.values()), 0.7, color=ORANGE, ec="white", label="sending")
+        above.bar_label(drawn, fmt="{:.3g}", padding=2, fontsize=9)
+        above.set_title("prompt: ms per layer", fontsize=10)
+        left = [0.0] * len(token)
+        for i, (name, fill) in enumerate({"reading the weights": BLUE, "waiting for exchanges": SAND}.items()):
+            widths = [parts[i] for parts in token.values()]
+            drawn = below.barh(
+                list(token), widths, 0.7, left=left, color=fill, ec="white", hatch=HATCHES[i], label=name
+            )
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        below.bar_label(drawn, [f"{total:.3g}" for total in left], padding=2, fontsize=9)
+        below.set_title("one new token: ms per step", fontsize=10)
+        for ax in axes:
+            ax.invert_yaxis()
+            ax.grid(axis="x")
+            ax.margins(x=0.1)
+            ax.legend(loc="lower right" if ax is above else "upper right", fontsize=9)

@@ -77,7 +77,11 @@ def batch_steps(
         colour_key(figure, looks, loc="outside lower center", ncols=len(looks), fontsize=8, handlelength=1.4)
 
     frames = [(f"Step {t}. {_said(panels, t)}", t) for t in times]
-    return stepper(frames, draw, title=title, alt=alt, height=1.35 * len(panels) + 0.9)
+    # Without scripts: the first preemption, or else the step in which the panels differ most.
+    running = {t: [len(of[t].running) if t < len(of) else 0 for of in panels.values()] for t in times}
+    telling = min(preempted) if preempted else max(times, key=lambda t: max(running[t]) - min(running[t]))
+    height = 1.35 * len(panels) + 0.9
+    return stepper(frames, draw, title=title, alt=alt, height=height, still=times.index(telling))
 
 
 def letters(requests: Sequence[int]) -> str:

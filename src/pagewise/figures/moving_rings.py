@@ -117,7 +117,7 @@ def balance_steps(orders: Mapping[str, Shares], *, title: str, alt: str) -> Embe
                 upper.set_ylabel("queries")
                 lower.set_ylabel("process")
 
-    return stepper(frames, draw, title=title, alt=alt, height=3.9)
+    return stepper(frames, draw, title=title, alt=alt, height=3.9, still=min(1, steps - 1))  # the first wait
 
 
 def _check(shares: Shares) -> None:

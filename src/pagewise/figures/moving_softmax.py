@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from pagewise.figures.drawing import box, colour_key, diagram
-from pagewise.figures.palette import BLUE, INK, ORANGE, SAND
+from pagewise.figures.palette import BLUE, INK, ORANGE, SAND, TEAL
 from pagewise.figures.steps import Embedded, stepper
 
 STEPS_TITLE = "How do m, l and acc change as pieces of keys arrive?"
@@ -167,7 +167,7 @@ def scheme_steps(
         shrunk = math.exp(before - m) if -math.inf < before < m else None
         frames.append((caption, _Scheme(state, old, seen, synchronised, shrunk)))
     low, high = band
-    verdict = f"Equal outputs. The largest score (orange) is φ + {m - phi:g}, and the band is {low:g} to {high:g}. "
+    verdict = f"Equal outputs. The largest score (teal) is φ + {m - phi:g}, and the band is {low:g} to {high:g}. "
     inside = low < m - phi < high
     verdict += "The row is inside." if inside else "The row is outside, so the rule recomputes it."
     frames.append((verdict, _Scheme(state, seen, seen, synchronised)))
@@ -178,7 +178,8 @@ def scheme_steps(
         rows = _rows(frame, scores[:seen].tolist(), values, phi, ended=ended)
         for ax, (title, centre, weights, text) in zip(figure.subplots(3, 1), rows, strict=True):
             for key, score in enumerate(scores.tolist()):
-                fill = "white" if key >= seen else ORANGE if key >= old or (ended and score == largest) else SAND
+                fill = "white" if key >= seen else ORANGE if key >= old else SAND
+                fill = TEAL if ended and score == largest else fill
                 box(ax, key, 1, 0.92, 0.8, f"{score:g}" if key < seen else "", fill=fill)
                 box(ax, key, 0, 0.92, 0.8, f"{weights[key]:.3f}" if key < len(weights) else "")
             for y, name in ((1.4, "score s"), (0.4, f"exp(s − {centre})")):
@@ -187,7 +188,8 @@ def scheme_steps(
             ax.set_title(title, fontsize=10)
             diagram(ax, (-0.8, len(scores)), (-0.9, 1.9))
 
-    return stepper(frames, draw, title=title, alt=alt, height=4.6)
+    still = next((i for i, (_, frame) in enumerate(frames) if frame.shrunk is not None), -1)
+    return stepper(frames, draw, title=title, alt=alt, height=4.6, still=still)
 
 
 def _rows(

@@ -105,8 +105,10 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
                 ax.text(start, y, f"{counts[access]:,} numbers {word}", va="bottom", fontsize=9)
                 rectangle(ax, start, y, (S + BESIDE - 1) * counts[access] / most, 0.8, fill)
 
+    # Without scripts: one loop has just finished a row or a column, and the other turns back for the same tiles.
+    still = min(len({visit.cols for visit in found}) for found in of_loop.values()) - 1
     height = WIDTH * (T + ABOVE + BELOW) / (len(loops) * (S + BESIDE))
-    return stepper(frames, draw, title=title, alt=alt, height=height, still=steps // 2)
+    return stepper(frames, draw, title=title, alt=alt, height=height, still=still)
 
 
 def _numbers(found: Sequence[Visit]) -> Counter[str]:

@@ -1,6 +1,6 @@
-"""Schedules over time: a GPU's slots and SMs, the waves of a grid, the spans of a profiled step, a ring of buffers."""
+"""Schedules over time: the programs and SMs of a GPU, waves, the spans of a profiled step, a ring of buffers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pagewise.figures.blocks import OWNERS
+from pagewise.figures.charts import bars
 from pagewise.figures.drawing import box, colour_key, diagram, rectangle, subplots
 from pagewise.figures.palette import BLUE, DASHES, INK, ORANGE, PALETTE, SAND, TEAL
 from pagewise.figures.steps import Embedded, stepper
@@ -20,30 +21,31 @@ STEPS = 12  # of `sm_steps`, at most
 PIXELS = 900  # of a panel, along its time
 
 
-def slots_over_time(
-    panels: Mapping[str, Sequence[Run]], num_slots: int, *, ideal: float, marked: int, title: str, alt: str = ""
+def programs_over_time(
+    panels: Mapping[str, Sequence[Run]], at_once: int, *, ideal: float, marked: int, title: str, alt: str = ""
 ) -> None:
-    """Draw a panel per schedule and a row per slot. A slot is dark while it reads sequence `marked`, and white if idle.
+    """Draw a panel per schedule, and a row for each place of a program on the GPU. It is white while it is idle.
 
     Args:
         ideal: the time to read everything at full speed; a dashed line.
-        marked: the index of one sequence. All other sequences share a light colour.
+        at_once: the number of programs that the GPU runs at a time.
+        marked: the index of one sequence, which is dark. All other sequences share a light colour.
     """
     end = max(run.stop for runs in panels.values() for run in runs)
     size = (5.2, 1.05 * len(panels) + 1.1)
     with subplots(len(panels), size=size, title=title, alt=alt, sharex=True) as (figure, axes):
         for ax, (name, runs) in zip(axes, panels.items(), strict=True):
-            image = np.ones((num_slots, PIXELS, 3))
+            image = np.ones((at_once, PIXELS, 3))
             for run in runs:
                 start, stop = (round(time / end * PIXELS) for time in (run.start, run.stop))
                 image[run.sm, start : max(stop, start + 1)] = to_rgb(BLUE if run.sequence == marked else SAND)
-            ax.imshow(image, aspect="auto", extent=(0, end, num_slots, 0), interpolation="nearest")
+            ax.imshow(image, aspect="auto", extent=(0, end, at_once, 0), interpolation="nearest")
             ax.axvline(ideal, color=INK, ls="--", lw=1.2)
             last = max(run.stop for run in runs)
             ax.set_title(f"{name}: {ideal / last:.0%} of the bandwidth", fontsize=10, fontweight="normal")
-            ax.set_yticks([0, num_slots])
-        figure.supylabel("slot", fontsize=10)
-        axes[-1].set_xlabel("time, in tiles of a slot (dashed: the ideal)")
+            ax.set_yticks([0, at_once])
+        figure.supylabel("program, of those that run at a time", fontsize=10)
+        axes[-1].set_xlabel("time, in tiles of a program (dashed: the ideal)")
         looks = {f"sequence {marked}": BLUE, "another sequence": SAND, "idle": "white"}
         colour_key(figure, looks, loc="outside lower center", ncols=3)
 
@@ -110,6 +112,17 @@ def ring(panels: Mapping[str, Sequence[Any]], *, title: str, alt: str = "") -> N
             ax.set_yticks([i + 0.5 for i in range(height)], range(height))
             ax.set_xticks([i + 0.5 for i in range(-1, turns)], ["before", *range(turns)])
         axes[-1].set_xlabel("turn of the loop over K (dark: the tile that is multiplied; hatched: on its way)")
+
+
+def memory_in_use(of_gpu: Mapping[str, Sequence[float]], rings: Iterable[str], *, title: str, alt: str = "") -> None:
+    """Draw how busy rings of buffers keep the memories of several GPUs.
+
+    `of_gpu`: GPU → per cent of its bandwidth with each ring, as `flat_gemm_trace.memory_in_use` returns them.
+    """
+    looks = {"values": ".0f", "width": 6.8, "legend_outside": True, "caption": "buffers × size of each"}
+    found = "; ".join(f"{gpu}: {', '.join(f'{share:.0f}' for share in shares)}" for gpu, shares in of_gpu.items())
+    alt = alt or f"{' '.join(title.split())}. % of the bandwidth with {', '.join(rings)}: {found}."
+    bars([*rings], of_gpu, title=title, ylabel="% of the bandwidth (model)", alt=alt, **looks)
 
 
 def _copies(events: Sequence[Any]) -> list[tuple[int, Any]]:

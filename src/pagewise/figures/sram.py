@@ -25,7 +25,8 @@ def sram_box(tokens: int, head_size: int, rows: int, cols: int) -> None:
     title = f"{tokens * tokens:,} scores pass through a tile of {rows * cols:,}:\n"
     title += f"{_size(moved)} cross the border of the SMs, not {_size(standard)}"
     alt = f"{title}. Above, Q, K, V and O in memory, {_size(matrix)} each, and S and P, which are never there. "
-    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys. Q and O cross once, K and V {turns} times."
+    alt += f"Below, an SM with the tiles of {rows} queries and {cols} keys."
+    alt += f" Over all programs, Q and O cross once, K and V {turns} times."
     with chart(6.4, 4.9, title, " ".join(alt.split())) as ax:
         rectangle(ax, 0, 3.7, 10, 2.5, PALE)
         ax.text(0.15, 5.95, f"memory (HBM and L2): {_size(matrix)} each", va="center", fontsize=9)
@@ -51,7 +52,7 @@ def sram_box(tokens: int, head_size: int, rows: int, cols: int) -> None:
             inside = {"Q": 1.1, "K": 2.9, "V": 4.7, "O": 6.6}[name]
             ends = (x + 0.45, 4.05), (inside, 2.05)
             arrow(ax, *(reversed(ends) if name == "O" else ends), lw=1.6)
-            times = "once" if name in "QO" else f"{turns} × in all"
+            times = f"{1 if name in 'QO' else turns} × in all"
             plate = {"fc": "white", "ec": "none", "pad": 1}
             ax.text((x + 0.45 + inside) / 2, 3.2, times, ha="center", va="center", fontsize=9, bbox=plate)
         diagram(ax, (-0.1, 10.1), (-0.7, 6.3))

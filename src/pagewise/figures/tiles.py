@@ -54,8 +54,8 @@ def visited_tiles(
 
 
 OWNERS = {
-    "owns dK, dV of a column": ("column", ["Q", "dO", "L", "$D_i$"], ["dK", "dV"]),
-    "owns dQ of a row": ("row", ["K", "V"], ["dQ"]),
+    "owns dK, dV of a column\nS, dP, dV, dK: 4 products": ("column", ["Q", "dO", "L", "$D_i$"], ["dK", "dV"]),
+    "owns dQ of a row\nS, dP, dQ: 3 products": ("row", ["K", "V"], ["dQ"]),
 }
 
 
@@ -64,7 +64,7 @@ def gradient_owners(
     tiles: tuple[int, int] = (4, 6),
     *,
     title: str,
-    alt: str = "Left: down a column of tiles, dK and dV above it. Right: along a row, dQ at its left.",
+    alt: str = "Left: down a column, dK and dV above it, 4 products per tile. Right: along a row, dQ at its left, 3.",
 ) -> None:
     """Draw a panel per kind of program: the tiles of the scores on its way, and the results that only it writes.
 

@@ -1,4 +1,4 @@
-"""A schedule counted, not measured: when each program of a grid runs, and on which SM or slot of a GPU.
+"""A schedule counted, not measured: when each program of a grid runs, and on which SM or place of a GPU.
 
 Assumed: an SM runs one program at a time and takes the next of the grid when it is free. A program takes as long as it
 has tokens to read, however many others run.

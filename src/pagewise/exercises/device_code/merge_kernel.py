@@ -14,10 +14,10 @@ def merge_kernel(m_ptr, l_ptr, acc_ptr, out_ptr, num_splits, D: tl.constexpr):
     l = 0.0
     acc = tl.zeros([D], tl.float32)
     for split in range(0, num_splits):
-        slot = row * num_splits + split
-        m_i = tl.load(m_ptr + slot)
-        l_i = tl.load(l_ptr + slot)
-        acc_i = tl.load(acc_ptr + slot * D + dim)
+        part = row * num_splits + split
+        m_i = tl.load(m_ptr + part)
+        l_i = tl.load(l_ptr + part)
+        acc_i = tl.load(acc_ptr + part * D + dim)
         m_new = tl.maximum(m, m_i)
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         ours, theirs = tl.exp(m - m_safe), tl.exp(m_i - m_safe)
