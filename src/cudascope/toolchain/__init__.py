@@ -1,4 +1,5 @@
 """The compilers g++, clang++, NVRTC and ptxas, their headers, the cache of their results, and loops of machine code.
 
-It imports arguments, cpp and gpus. Public: cache.cache_dir, cache.publish and sass.SassLoop.
+It imports arguments, cpp and gpus. Public: cache.cache_dir, cache.publish,
+compiler.cached_library and sass.SassLoop.
 """

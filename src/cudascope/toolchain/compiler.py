@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.tokens import tokens_of
+from cudascope.toolchain.cache import UNFINISHED, cache_dir, digest, used
 from cudascope.toolchain.headers import is_foreign
 
 _OPTIONS = {
@@ -99,6 +101,24 @@ def done_by_compiler(
         said = said.strip().encode(**BYTES).decode(errors="replace")  # the messages quote lines in any encoding
         raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
     return done
+
+
+def cached_library(source: Path, flags: Sequence[str]) -> Path:
+    """Return the shared library of a C++ file, compiled with `flags`, or what the cache has of it.
+
+    The file includes no files of its own. Names that it lacks are found in the process that loads the library.
+
+    Raises:
+        CompileError: there is no compiler, or it refuses the file.
+    """
+    compiler, identity = find_compiler()
+    path = cache_dir() / f"{source.stem}-{digest(source.read_bytes(), *flags, identity)}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=UNFINISHED) as folder:
+            run_compiler([*compiler, "-fPIC", *flags, "-c", str(source), "-o", f"{folder}/made.o"])
+            run_compiler([*compiler, "-shared", f"{folder}/made.o", "-o", f"{folder}/made.so"])
+            os.replace(f"{folder}/made.so", path)
+    return used(path)
 
 
 _UNSET = "uninitialized|return-local-addr|return-stack-address|dangling-pointer=?"

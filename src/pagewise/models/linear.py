@@ -40,7 +40,8 @@ def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*ro
         rows = x.numel() // x.shape[-1]
         if not changed and not converts and rows in packed.rows:
             # oneDNN keeps a kernel for each number of rows, so there are only multiples of 8
-            padded = pad(x.reshape(rows, -1), (0, 0, 0, -rows % 8))
+            flat = x.reshape(rows, -1)
+            padded = pad(flat, (0, 0, 0, -rows % 8)) if rows % 8 else flat
             out = torch.ops.mkldnn._linear_pointwise(padded, packed.copy, bias, "none", [], "")
             return out[:rows].view(*x.shape[:-1], -1)
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)

@@ -12,6 +12,7 @@ Prompts often begin alike, and the prefix cache then gives them the same blocks.
 group begin are gathered once, and one product serves the queries of all of them. Lesson 3's merge adds the other keys.
 """
 
+import functools
 from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits
 from pagewise.paged_attention_varlen.fused import fused_attention
+from pagewise.paged_attention_varlen.in_cpp import DecodeInCpp
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import FLOAT8
 
@@ -49,17 +51,28 @@ class PlanInTorch:
 
     def __init__(self, step: Step) -> None:
         self.step, self.options = step, step.options
-        members = defaultdict(list)
+        in_cpp = DecodeInCpp.takes(step)
+        single, others = [], []
         ends, lens, window = step.cu_seqlens_q.tolist(), step.seq_lens.tolist(), self.options.window
         for b, ((start, stop), length) in enumerate(zip(pairwise(ends), lens, strict=True)):
             if (T := stop - start) and length:
                 first = 0 if window is None else max(0, length - T + 1 - window)
-                keys = length - first
-                # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
-                # a sequence is alone in its group, because its bits must not depend on other sequences.
-                similar = keys.bit_length() if step.splits is None else b
-                members[T, similar].append((b, start, first, keys))
-        self.groups = [self._group(T, sequences) for (T, _), sequences in members.items()]
+                (single if T == 1 and in_cpp else others).append((T, (b, start, first, length - first)))
+        self.groups, self._single = self._groups(others), single
+        self._in_cpp = DecodeInCpp(step, [sequence for _, sequence in single]) if single else None
+
+    def _groups(self, sequences: list[tuple[int, tuple[int, int, int, int]]]) -> list[Group]:
+        members = defaultdict(list)
+        for T, sequence in sequences:
+            b, *_, keys = sequence
+            # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
+            # a sequence is alone in its group, because its bits must not depend on other sequences.
+            members[T, keys.bit_length() if self.step.splits is None else b].append(sequence)
+        return [self._group(T, sequences) for (T, _), sequences in members.items()]
+
+    @functools.cached_property
+    def _groups_of_single(self) -> list[Group]:
+        return self._groups(self._single)
 
     def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
@@ -110,7 +123,10 @@ class PlanInTorch:
     def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        for group in self.groups:
+        groups = self.groups
+        if self._in_cpp is not None and (wants_lse or not self._in_cpp.attend(q, k_cache, v_cache, out)):
+            groups = [*groups, *self._groups_of_single]
+        for group in groups:
             queries = q[group.rows].transpose(1, 2)
             k, v = _gathered(k_cache, group.slots), _gathered(v_cache, group.slots, group.padding)
             if group.shared is None:
@@ -118,7 +134,10 @@ class PlanInTorch:
             else:
                 begin = (_gathered(cache, group.shared) for cache in (k_cache, v_cache))
                 outs, lses = self._merged(group, queries, k, v, *begin)
-            out = out.index_put((group.rows,), (outs * self.step.v_scale).transpose(1, 2).to(q.dtype))
+            outs = outs if self.step.v_scale == 1.0 else outs * self.step.v_scale
+            outs = outs.transpose(1, 2).to(q.dtype)
+            # a derivative, and a transform, needs a new tensor
+            out = out.index_put_((group.rows,), outs) if self.step.plain else out.index_put((group.rows,), outs)
             if lses is not None:
                 lse = lse.index_put((group.rows,), lses.transpose(1, 2))
         return out, lse

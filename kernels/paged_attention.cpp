@@ -1,0 +1,251 @@
+// Paged attention of one query per sequence on a CPU (lesson 9).
+//
+// The engine's decode steps read every cached key and value once, so the time of a good kernel is that of the memory.
+// torch has no operator that reads keys where a block table says. It needs a gathered copy, which is written and read
+// again. This kernel reads the blocks in place.
+//
+//     a task     one sequence and one KV head, with the query heads that share this KV head, four at a time
+//     a tile     16 keys, wherever their blocks are: one vector of scores for each query head
+//     softmax    online (lesson 3), in base 2 and in float32, so a tile is read once
+//
+// Scores and sums are float32. A task depends on no other, so the bits of a row depend on its own sequence alone. If a
+// result is not finite, `attend` returns 0, and the caller computes the rows by other means.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int W = 16;  // elements of a vector, and keys of a tile
+using Floats = float __attribute__((vector_size(4 * W)));
+using Ints = int32_t __attribute__((vector_size(4 * W)));
+using Bits = uint32_t __attribute__((vector_size(4 * W)));
+using Shorts = uint16_t __attribute__((vector_size(2 * W)));
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+template <class Vector> Vector read(const void* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+Floats load(const float* x) { return read<Floats>(x); }
+
+Floats load(const BFloat16* x) {
+    return (Floats)(__builtin_convertvector(read<Shorts>(x), Bits) << 16);
+}
+
+void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
+
+void store(BFloat16* to, Floats x) {  // to nearest, ties to even
+    const Bits bits = (Bits)x;
+    const auto rounded = __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, Shorts);
+    std::memcpy(to, &rounded, sizeof rounded);
+}
+
+// 2 to the power of x <= 0, to 1e-7 of the result. Results below 2^-126 are 0. NaN stays NaN.
+Floats exp2(Floats x) {
+    const Floats low = x < -126.0f ? Floats{} - 126.0f : x;
+    const Ints whole = __builtin_convertvector(low - 0.5f, Ints);  // rounds towards 0: to nearest, as low <= 0
+    const Floats part = low - __builtin_convertvector(whole, Floats);  // in [-0.5, 0.5]
+    Floats y = part * 1.5403530e-4f + 1.3333558e-3f;  // the Taylor series of 2^part
+    y = y * part + 9.6181291e-3f;
+    y = y * part + 5.5504109e-2f;
+    y = y * part + 2.4022651e-1f;
+    y = y * part + 6.9314718e-1f;
+    y = y * part + 1.0f;
+    return x < -126.0f ? Floats{} : y * (Floats)((whole + 127) << 23);
+}
+
+Floats shifted(Floats x, int step) {
+    Ints lanes;
+    for (int i = 0; i < W; i++) lanes[i] = i ^ step;
+    return __builtin_shuffle(x, lanes);
+}
+
+float max_of(Floats x) {
+    for (int step = W / 2; step > 0; step /= 2) {
+        const Floats other = shifted(x, step);
+        x = other > x ? other : x;
+    }
+    return x[0];
+}
+
+float sum_of(Floats x) {
+    for (int step = W / 2; step > 0; step /= 2) x += shifted(x, step);
+    return x[0];
+}
+
+// Lanes i and i ^ step of a are added up where bit `step` of i is 0, those of b where it is 1.
+template <int step> Floats folded(Floats a, Floats b) {
+    Ints own, other;
+    for (int i = 0; i < W; i++) {
+        own[i] = i & step ? W + i : i;
+        other[i] = (i & step ? W : 0) + (i ^ step);
+    }
+    return __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);
+}
+
+// Lane i of the result is the sum of vector i. The vectors are overwritten.
+Floats sums_of(Floats (&x)[W]) {
+    for (int i = 0; i < 8; i++) x[i] = folded<8>(x[i], x[i + 8]);
+    for (int i = 0; i < 4; i++) x[i] = folded<4>(x[i], x[i + 4]);
+    for (int i = 0; i < 2; i++) x[i] = folded<2>(x[i], x[i + 2]);
+    return folded<1>(x[0], x[1]);
+}
+
+struct Tensor {
+    void* data;
+    int64_t strides[3];  // in elements; the last axis has D neighbours
+};
+
+struct Sequences {
+    const int64_t* row;  // of the query and of the result
+    const int32_t* table;
+    const int32_t* first;  // the first key that the query sees
+    const int32_t* length;  // of the sequence, its newest token included
+    int64_t count, blocks_of_table;
+};
+
+struct Sizes {
+    int64_t num_heads, num_kv_heads, head_dim, block_size;
+};
+
+template <class T> T* at(const Tensor& x, int64_t i, int64_t j, int64_t k) {
+    return (T*)x.data + i * x.strides[0] + j * x.strides[1] + k * x.strides[2];
+}
+
+// One tile for G query heads: its part of their scores, and of their sums. `vectors` is D / W.
+template <int G, class T> struct Tile {
+    const T *keys[W], *values[W];
+    int64_t num_keys, vectors;
+
+    void scores(const Floats* queries, Floats (&out)[G]) const {
+        Floats products[G][W];
+#pragma GCC unroll 1  // the sums of four keys fit into the registers
+        for (int j = 0; j < W; j += 4) {
+            Floats sum[G][4] = {};
+            for (int64_t d = 0; d < vectors; d++)
+                for (int i = 0; i < 4; i++) {
+                    const Floats key = load(keys[j + i] + d * W);
+                    for (int g = 0; g < G; g++) sum[g][i] += queries[g * vectors + d] * key;
+                }
+            for (int g = 0; g < G; g++)
+                for (int i = 0; i < 4; i++) products[g][j + i] = sum[g][i];
+        }
+        for (int g = 0; g < G; g++) {
+            out[g] = sums_of(products[g]);
+            for (int64_t j = num_keys; j < W; j++) out[g][j] = -INFINITY;
+        }
+    }
+
+    template <int n> void add(const float (&weights)[G][W], const float* corrections, Floats* sums) const {
+        for (int64_t d = 0; d < vectors; d += n) {
+            Floats sum[G][n];
+            for (int g = 0; g < G; g++)
+                for (int i = 0; i < n; i++) sum[g][i] = sums[g * vectors + d + i] * corrections[g];
+            for (int64_t j = 0; j < num_keys; j++)
+                for (int i = 0; i < n; i++) {
+                    const Floats value = load(values[j] + (d + i) * W);
+                    for (int g = 0; g < G; g++) sum[g][i] += weights[g][j] * value;
+                }
+            for (int g = 0; g < G; g++)
+                for (int i = 0; i < n; i++) sums[g * vectors + d + i] = sum[g][i];
+        }
+    }
+};
+
+// Attention of G query heads that share a KV head. Return whether all results are finite.
+template <int G, class T>
+bool attend_to(int64_t b, int64_t head, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+               const Sequences& sequences, const Sizes& sizes, float scale) {
+    const int64_t vectors = sizes.head_dim / W, P = sizes.block_size, kv_head = head * sizes.num_kv_heads / sizes.num_heads;
+    const int64_t row = sequences.row[b], length = sequences.length[b];
+    const int32_t* table = sequences.table + b * sequences.blocks_of_table;
+    std::vector<Floats> queries(G * vectors), sums(G * vectors, Floats{});
+    float maximum[G];
+    Floats total[G] = {};  // of the weights, in each lane
+    for (int g = 0; g < G; g++) {
+        maximum[g] = -INFINITY;
+        for (int64_t d = 0; d < vectors; d++)
+            queries[g * vectors + d] = load(at<T>(q, row, head + g, 0) + d * W) * scale;
+    }
+
+    Tile<G, T> tile;
+    tile.vectors = vectors;
+    for (int64_t start = sequences.first[b]; start < length; start += W) {
+        tile.num_keys = length - start < W ? length - start : W;
+        for (int64_t j = 0; j < W; j++) {
+            const int64_t key = j < tile.num_keys ? start + j : length - 1;  // the last one again, to be masked
+            tile.keys[j] = at<T>(k, table[key / P], key % P, kv_head);
+            tile.values[j] = at<T>(v, table[key / P], key % P, kv_head);
+        }
+        Floats scores[G];
+        tile.scores(queries.data(), scores);
+        float weights[G][W], corrections[W];
+        Floats change = {};
+        for (int g = 0; g < G; g++) {
+            const float highest = max_of(scores[g]), m = highest > maximum[g] ? highest : maximum[g];
+            change[g] = maximum[g] - m;
+            maximum[g] = m;
+        }
+        store(corrections, exp2(change));
+        for (int g = 0; g < G; g++) {
+            const Floats p = exp2(scores[g] - maximum[g]);
+            store(weights[g], p);
+            total[g] = total[g] * corrections[g] + p;
+        }
+        if (vectors % 4 == 0)
+            tile.template add<4>(weights, corrections, sums.data());
+        else
+            tile.template add<1>(weights, corrections, sums.data());
+    }
+
+    Ints finite = Ints{} - 1;
+    for (int g = 0; g < G; g++) {
+        const float sum = sum_of(total[g]);
+        for (int64_t d = 0; d < vectors; d++) {
+            const Floats x = sums[g * vectors + d] / sum;
+            finite &= x - x == 0.0f;
+            store(at<T>(out, row, head + g, 0) + d * W, x);
+        }
+    }
+    bool all = true;
+    for (int i = 0; i < W; i++) all = all && finite[i];
+    return all;
+}
+
+template <class T>
+int attend(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Sequences& sequences,
+           const Sizes& sizes, float scale, int num_threads) {
+    const int64_t group = sizes.num_heads / sizes.num_kv_heads, tasks = sequences.count * sizes.num_kv_heads;
+    int finite = 1;
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) reduction(&& : finite)
+    for (int64_t task = 0; task < tasks; task++) {
+        const int64_t b = task / sizes.num_kv_heads, first = task % sizes.num_kv_heads * group;
+        for (int64_t g = 0; g < group; g += 4) {
+            auto* const attend_to_some = group - g >= 4   ? attend_to<4, T>
+                                         : group - g == 3 ? attend_to<3, T>
+                                         : group - g == 2 ? attend_to<2, T>
+                                                          : attend_to<1, T>;
+            finite = attend_to_some(b, first + g, q, k, v, out, sequences, sizes, scale) && finite;
+        }
+    }
+    return finite;
+}
+
+}  // namespace
+
+// `scale` includes log2(e). The tensors are q and out [rows, H, D], k and v [blocks, P, Hkv, D].
+#define FUNCTION(name, T)                                                                                       \
+    extern "C" int name(Tensor q, Tensor k, Tensor v, Tensor out, Sequences sequences, Sizes sizes, float scale, \
+                        int num_threads) {                                                                      \
+        return attend<T>(q, k, v, out, sequences, sizes, scale, num_threads);                                   \
+    }
+FUNCTION(attend_float32, float)
+FUNCTION(attend_bfloat16, BFloat16)

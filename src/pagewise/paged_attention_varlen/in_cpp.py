@@ -1,0 +1,106 @@
+"""Decode steps on a CPU by kernels/paged_attention.cpp, which reads keys and values where they are (lesson 9).
+
+The kernel is compiled by g++ when it is first needed, for the instructions that torch uses on this machine, and kept
+where cudascope keeps its kernels. Without g++, or on another machine, `library` returns None, and torch does the work.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+import pagewise.kernels
+from cudascope import CompileError
+from cudascope.toolchain.compiler import cached_library
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention_varlen.step import Step
+
+SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cpp"
+MACHINES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by torch's name for the instructions that it uses
+WIDTH = 16  # head sizes are multiples of it
+FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
+
+
+class _Sequences(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("row", "table", "first", "length")),
+        *((name, ctypes.c_int64) for name in ("count", "blocks_of_table")),
+    )
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size"))
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled kernel, or None: this machine has no g++, or not the instructions, or not torch's OpenMP."""
+    machine = MACHINES.get(torch.backends.cpu.get_cpu_capability())
+    if machine is None:
+        return None
+    flags = ["-std=c++17", "-O3", f"-march={machine}", "-fopenmp"]
+    try:
+        # it is linked without OpenMP and finds torch's when it is loaded: a second one would have its own threads
+        loaded = ctypes.CDLL(str(cached_library(SOURCE, flags)))
+    except (CompileError, OSError):
+        return None
+    for name in FUNCTIONS.values():
+        getattr(loaded, name).argtypes = [*[_Tensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int]
+    return loaded
+
+
+class DecodeInCpp:
+    """The sequences of a step that have one query each.
+
+    Args:
+        members: of each sequence its number, the row of its query, and the first and the number of the keys that the
+            query sees.
+    """
+
+    def __init__(self, step: Step, members: Sequence[tuple[int, int, int, int]]) -> None:
+        self._options = step.options
+        b, rows, first, num_keys = torch.tensor(members).T
+        self._held = rows.contiguous(), step.block_tables[b], first.int(), (first + num_keys).int()
+        addresses = [tensor.data_ptr() for tensor in self._held]
+        self._sequences = _Sequences(*addresses, len(members), step.block_tables.shape[1])
+
+    @staticmethod
+    def takes(step: Step) -> bool:
+        """Whether the kernel can compute what the step asks for, if its tensors are of a type that the kernel has."""
+        options: ScoreOptions = step.options
+        plain = step.plain and step.splits is None and step.v_scale == 1.0
+        on_cpu = step.block_tables.device.type == "cpu"
+        return plain and on_cpu and options.softcap == 0 and options.alibi_slopes is None and library() is not None
+
+    def attend(
+        self,
+        q: Float[Tensor, "total_q H D"],
+        k_cache: Shaped[Tensor, "N P Hkv D"],
+        v_cache: Shaped[Tensor, "N P Hkv D"],
+        out: Float[Tensor, "total_q H D"],
+    ) -> bool:
+        """Write the rows of these sequences into `out`. Return whether that was possible, with finite results."""
+        (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = q.shape, k_cache.shape
+        tensors = q, k_cache, v_cache, out
+        if head_dim % WIDTH or q.dtype not in FUNCTIONS:
+            return False
+        if any(x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu" for x in tensors):
+            return False
+        return bool(
+            getattr(library(), FUNCTIONS[q.dtype])(
+                *(_Tensor(x.data_ptr(), (*x.stride()[:3],)) for x in tensors),
+                self._sequences,
+                _Sizes(num_heads, num_kv_heads, head_dim, block_size),
+                self._options.scale_for(head_dim) * math.log2(math.e),
+                torch.get_num_threads(),
+            )
+        )
