@@ -31,14 +31,7 @@ from pagewise.distributed import (
     shard_sequence,
     unshard_sequence,
 )
-from pagewise.distributed.counted import (
-    all_to_all_backward_bytes,
-    all_to_all_bytes,
-    decode_bytes,
-    ring_backward_bytes,
-    ring_bytes,
-    visible_pairs,
-)
+from pagewise.distributed.counted import all_to_all_bytes, decode_bytes, ring_bytes, visible_pairs
 from pagewise.flash_attention import flash_attention
 from pagewise.naive_attention import attention
 from pagewise.tools.work import count_work
@@ -235,11 +228,11 @@ def test_the_bytes_that_travel_are_those_of_the_formulas(count, pools):
         case = Case(13, 18, order=order, dtype=torch.bfloat16)
         for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
             assert forward == ring_bytes(case.sizes, count, rank, order)
-            assert backward == ring_backward_bytes(case.sizes, count, rank, order)
+            assert backward == ring_bytes(case.sizes, count, rank, order, backward=True)
     case = Case(13, 18, 4 * count, 2 * count, order=None, dtype=torch.float32)
     for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
         assert forward == all_to_all_bytes(case.sizes, count, rank)
-        assert sorted(backward) == sorted(all_to_all_backward_bytes(case.sizes, count, rank))
+        assert sorted(backward) == sorted(all_to_all_bytes(case.sizes, count, rank, backward=True))
     case = DecodeCase(((3, 9),) * count, T=2, dtype=torch.float16)
     sizes = Case(2, 9, case.H, case.Hkv, dtype=torch.float16).sizes
     assert pools[count].run(sent_in_decode, case) == [decode_bytes(sizes, count)] * count
@@ -334,6 +327,7 @@ OTHER_HEADS = {name: zeros(1, 4, 3, 8) for name in "qkv"}
 WIDE = {name: zeros(1, 2, 3, 8, dtype=torch.float64) for name in "qkv"}
 GRADIENT = {"q": zeros(1, 2, 3, 8, requires_grad=True)}
 LONG_Q, LONG_KEYS = {"q": zeros(1, 2, 5, 8)}, {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}
+PACKED = {name: zeros(3, 2, 8) for name in "qkv"}
 ONE_HEAD = {name: zeros(1, 1, 3, 8) for name in "kv"}
 TOO_MANY = {"seq_lens": torch.tensor([4], dtype=torch.int32)}
 SHARES = 'the shares that shard_sequence(..., order="zigzag")'
@@ -351,6 +345,8 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
     (ring_attention, {"of_one": LONG_KEYS}, f"k and v must hold {SHARES} gives: [4, 4] tokens", None),
     (ring_attention, {"window": 3}, "ring_attention has no window: leave it out, or use all_to_all_attention", None),
     (ring_attention, {"alibi_slopes": zeros(2)}, "ring_attention has no alibi_slopes: leave it out, or use all_", None),
+    (ring_attention, PACKED, "give whole sequences to each process, and call flash_attention_varlen there", None),
+    (all_to_all_attention, PACKED, "give whole sequences to each process, and call flash_attention_varlen", None),
     (ring_attention, {"check": 1}, "check must be True or False, got int", None),
     (ring_attention, {"of_one": {"softcap": 1.0}}, "softcap must be the same in every process, got 0.0, 1.0", None),
     (all_to_all_attention, {"window": 3}, "window = 3 needs causal=True", None),

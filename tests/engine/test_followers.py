@@ -5,7 +5,6 @@ of its own, or they run followers as threads of this process.
 """
 
 import argparse
-import ast
 import contextlib
 import gc
 import os
@@ -21,12 +20,14 @@ import torch.distributed as dist
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
 from eventually import has_ended, soon
+from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
 
 from pagewise.distributed import Processes
-from pagewise.engine import LLM, SamplingParams, config, follower, leader
+from pagewise.engine import LLM, SamplingParams, config, leader
 from pagewise.engine.__main__ import main
 from pagewise.engine.command_line import add_engine_options
 from pagewise.engine.leader import GroupLost
+from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
 from pagewise.models import Llama, LlamaConfig, load_model
@@ -126,10 +127,12 @@ def test_each_process_holds_its_share_of_weights_and_cache_and_no_more(both, fol
     whole = LLM(folders[architecture], **CRAMPED)
     weights = dict(whole.model.named_parameters())
     split = re.compile(r"([qkv]|gate|up)_proj|c_attn|c_fc|(o|down|c)_proj.weight")
-    expected = sum(weight.nbytes // (2 if split.search(name) else 1) for name, weight in weights.items())
-    for process in both[architecture, "tensor_parallel"]:
+    vocabulary = re.compile("embed_tokens|wte|lm_head")
+    for rows, process in zip((49, 48), both[architecture, "tensor_parallel"], strict=True):
+        parts = {name: weight.tensor_split(2)[0] if split.search(name) else weight for name, weight in weights.items()}
+        parts |= {name: weight[:rows] for name, weight in weights.items() if vocabulary.search(name)}
         assert 2 * process["cache"] == whole.memory.nbytes
-        assert process["weights"] == expected
+        assert process["weights"] == sum(part.nbytes for part in parts.values())
     for process in both[architecture, "context_parallel"]:
         assert 2 * process["cache"] == whole.memory.nbytes
         assert process["weights"] == sum(weight.nbytes for weight in weights.values())
@@ -176,27 +179,38 @@ def in_threads(monkeypatch):
     running, interval = [], sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
 
-    class Follower:
-        def __init__(self, command, **options):
-            arguments = ast.literal_eval(command[-1].partition("; started")[2])
-            running.append(threading.Thread(target=follower.meet, args=arguments[:-1], daemon=True))
-            running[-1].start()
+    class Follower(threading.Thread):
+        exitcode, kill = None, lambda self: None
 
-        def poll(self):
-            return None
+        def __init__(self, *, target, args, daemon):
+            super().__init__(target=target, args=args)
+            running.append(self)
 
-        def wait(self, timeout=None):
-            running[-1].join(timeout)
-
-        def kill(self):
-            pass
-
-    monkeypatch.setattr(subprocess, "Popen", Follower)
+    monkeypatch.setattr(leader, "SPAWN", type("Spawn", (), {"Process": Follower}))
+    monkeypatch.setattr(leader, "start", Follower.start)
+    monkeypatch.setattr(os, "_exit", lambda status: None)
     yield running
     sys.setswitchinterval(interval)
     for thread in running:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_all_processes_replay_graphs_of_the_same_decode_steps(in_threads, captured, monkeypatch):
+    """The graphs are replayed on the CPU, and each replay computes the all-reduces of its process again."""
+    make_runner = leader.make_runner
+
+    def with_graphs(*args):
+        runner = make_runner(*args)
+        runner._graphs = DecodeGraphs(runner)
+        return runner
+
+    monkeypatch.setattr(leader, "make_runner", with_graphs)
+    prompts, params = PROMPTS[1:], SamplingParams(max_tokens=8, temperature=0)
+    with LLM(llama(), **CRAMPED, tensor_parallel=2) as llm:
+        found = tokens_of(llm, prompts, params)
+    assert found == tokens_of(LLM(llama(), **CRAMPED), prompts, params)
+    assert len(captured) == 2 * len(set(captured)) > 0
 
 
 @pytest.mark.slow
@@ -268,8 +282,14 @@ def test_a_process_that_belongs_to_a_group_of_one_can_start_followers(in_threads
 def test_torchrun_must_have_started_as_many_processes(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(ValueError, match="tensor_parallel = 2 must be the number of processes, and there are 4: give"):
+    wrong = "tensor_parallel = 2 must be the number of processes, and there are 4: give .* see lessons/cluster.md"
+    with pytest.raises(ValueError, match=wrong):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
+
+
+def test_replicas_are_servers_of_their_own():
+    with pytest.raises(TypeError, match=r"LLM has no data_parallel: start a server for each replica, as lessons/clus"):
+        LLM(llama(), num_blocks=8, data_parallel=2)
 
 
 def test_the_commands_take_as_many_processes_as_torchrun_started(monkeypatch):
@@ -285,17 +305,28 @@ def test_the_commands_take_as_many_processes_as_torchrun_started(monkeypatch):
 def test_after_the_first_engine_of_torchrun_there_is_no_second(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(follower, "_left", [os.getpid()])
+    monkeypatch.setattr(leader, "has_left", [True])
     with pytest.raises(RuntimeError, match="the other processes of torchrun have exited, because the first LLM was"):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
 
 
 @pytest.mark.slow
 def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
-    monkeypatch.setattr(leader, "started", type("Missing", (), {"__module__": "no_such_module"}))
+    monkeypatch.setattr(leader, "meet", os.abort)
     with pytest.raises(GroupLost, match="process 1 of tensor_parallel = 2 ended with exit status 1: make a new LLM"):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
-    assert "No module named 'no_such_module'" in capfd.readouterr().err
+    assert "abort() takes no arguments" in capfd.readouterr().err
+
+
+def test_an_error_of_the_start_itself_is_what_the_caller_sees(monkeypatch):
+    """As in a daemon of multiprocessing, which may not start processes."""
+
+    def refuse(process):
+        raise AssertionError("daemonic processes are not allowed to have children")
+
+    monkeypatch.setattr(leader, "start", refuse)
+    with pytest.raises(AssertionError, match="daemonic processes are not allowed"):
+        LLM(llama(), num_blocks=8, tensor_parallel=2)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
@@ -345,10 +376,8 @@ def test_the_process_that_failed_first_is_named_and_not_those_that_lost_their_co
     monkeypatch.setattr(leader, "GRACE", 0.1)
     group = leader.Leader.__new__(leader.Leader)
     group.what, group._limit, group._in_step = "tensor_parallel = 3", 3.0, True
-    ways = {"wait": lambda: None, "kill": lambda: None}
-    group._processes = {
-        rank: type("Process", (), {"poll": lambda code=code: code, **ways}) for rank, code in codes.items()
-    }
+    ways = {"join": lambda: None, "kill": lambda: None}
+    group._processes = {rank: type("Process", (), {"exitcode": code, **ways}) for rank, code in codes.items()}
     group._folder, group._is_launched = None, False
     group._team = type("Team", (), {"count": 3, "reports": lambda: reports, "leave": lambda: None})
     assert str(group._given_up(error)) == f"{message}: make a new LLM"
@@ -452,6 +481,7 @@ FORKED_AND_KILLED = """
 import os, signal, sys, threading
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.leader import GroupLost
+from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.models.load import TINY
 
 def text():
@@ -496,8 +526,8 @@ def serving(*flags):
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-            listed = subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(server.pid)], text=True)
-            (follower_pid,) = map(int, listed.split())
+            listed = subprocess.check_output(["ps", "-wwo", "pid=,args=", "--ppid", str(server.pid)], text=True)
+            (follower_pid,) = (int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line)
             yield server, url, follower_pid
             os.kill(follower_pid, signal.SIGCONT)
         except ProcessLookupError:

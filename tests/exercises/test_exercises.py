@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cudascope import CudaKernel
 from pagewise.distributed import pieces
-from pagewise.distributed.blocks import blocks_of_ring
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
+from pagewise.distributed.ring import blocks_of_ring
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.request import Chunk, Request, Sequence

@@ -1,9 +1,9 @@
 """Many GPUs: attention over a sequence that is spread over the processes of a group (lesson 10).
 
-processes       `Processes`, which runs a function on n processes from a notebook cell; `worker` is one of them
+processes       `Processes`, which runs a function on n processes from a notebook cell
 communication   every transfer between processes, and the count of its bytes
 sequence        shares of a sequence, contiguous and zigzag
-blocks, ring    `ring_attention`: keys and values travel from process to process
+ring            `ring_attention`: keys and values travel from process to process
 all_to_all      `all_to_all_attention`: processes exchange heads for tokens
 decode          `decode_attention` and `merge_over_processes`: results travel
 counted         bytes of each method and pairs of each process, as formulas
@@ -18,16 +18,3 @@ from pagewise.distributed.processes import Processes
 from pagewise.distributed.ring import ring_attention
 from pagewise.distributed.sequence import pieces, shard_sequence, unshard_sequence
 from pagewise.distributed.tensor_parallel import tensor_parallel
-
-__all__ = [
-    "Processes",
-    "all_to_all_attention",
-    "count_bytes",
-    "decode_attention",
-    "merge_over_processes",
-    "pieces",
-    "ring_attention",
-    "shard_sequence",
-    "tensor_parallel",
-    "unshard_sequence",
-]

@@ -5,17 +5,16 @@ processes are merged, as lesson 7 merges the splits of one GPU. A result is D + 
 long the context is.
 """
 
-from collections.abc import Callable
-
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pagewise.distributed.communication import Group, all_gather, compare, rank_and_size, refuse_options
+from pagewise.distributed.communication import Group, all_gather, compare, group_of, refuse_options
 from pagewise.flash_decoding import flash_decoding
 from pagewise.online_softmax import merge_attention
 from pagewise.options import ScoreOptions
-from pagewise.tools.checks import FLOATS, check_flag, check_qkv, check_same, check_shape
+from pagewise.tools.checks import check_flag, check_qkv, check_same, check_shape
 from pagewise.tools.device import looks
 from pagewise.tools.transforms import derivative_of
 
@@ -37,8 +36,7 @@ def decode_attention(
     """Attend with few queries (T from 1 to about 16) to the keys of all processes of a group.
 
     Every process passes the same q and its own keys and values, any number of them. Every process gets the same out,
-    bit for bit. The result has no gradient. For a paged cache, call `merge_over_processes` with the result of
-    `paged_attention(..., return_lse=True)`.
+    bit for bit. The result has no gradient.
 
     Args:
         group: a group of torch.distributed. None: all processes.
@@ -47,27 +45,26 @@ def decode_attention(
             its keys. `all_to_all_attention` has both.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
         check: let the processes compare their arguments first. By default this is done on the CPU, and not on a GPU,
-            where the comparison takes longer than the step. Unchecked, shapes that differ can make processes wait
-            for the time limit of the group. `check` is also that of `flash_decoding`.
+            where the comparison takes longer than the step. `check` is also that of `flash_decoding`.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
         RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
     """
-    rank_and_size(group)
+    group = group_of(group)
     results = []
 
     def describe() -> dict[str, object]:
         check_qkv(q, k, v)
         check_flag("return_lse", return_lse)
         _refuse_gradient(q, k, v)
-        refuse_options("decode_attention", "all_to_all_attention", window=window, alibi_slopes=alibi_slopes)
+        refuse_options("decode_attention", window=window, alibi_slopes=alibi_slopes)
         how = {"seq_lens": seq_lens, "scale": scale, "softcap": softcap, "check": check}
         results[:] = flash_decoding(q, k, v, **how, return_lse=True)
         shapes = {"the shape of q": [*q.shape], "Hkv": k.shape[1]}
         return {**shapes, "the dtype": q.dtype, "scale": ScoreOptions(scale).scale_for(q.shape[3]), "softcap": softcap}
 
-    _compare_or_check("decode_attention", group, describe, check, q)
+    compare("decode_attention", group, describe, check=_compares(check, q))
     out, lse = _merged(*results, group)
     return (out, lse) if return_lse else out
 
@@ -77,46 +74,36 @@ def merge_over_processes(
 ) -> tuple[Float[Tensor, "*rows D"], Float[Tensor, "*rows"]]:
     """Merge what each process computed over its own keys. Every process gets the same (out, lse), bit for bit.
 
-    One all-gather carries out and lse of every process in one tensor. `merge_attention` merges them in the order of the
-    ranks. A process without keys passes lse = −inf, and its out is not used. The result has no gradient.
+    For a paged cache, out and lse are the result of `paged_attention(..., return_lse=True)`. A process without keys
+    passes lse = −inf, and its out is not used. The result has no gradient. One all-gather carries out and lse.
 
     Args:
         group, check: as in `decode_attention`.
 
     Raises:
-        ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
-        RuntimeError: no group was started.
+        ValueError, TypeError, RuntimeError: as `decode_attention`.
     """
-    rank_and_size(group)
+    group = group_of(group)
 
     def describe() -> dict[str, object]:
-        _check_floats("out", out, (*FLOATS, torch.float64))
-        _check_floats("lse", lse, (torch.float32, torch.float64))
+        for name, x in (("out", out), ("lse", lse)):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                got = getattr(x, "dtype", type(x).__name__)
+                raise TypeError(f"{name} must be a tensor of floating-point numbers, got {got}")
         check_shape("lse", lse, out.shape[:-1], "...")
         check_same("device", out=out, lse=lse)
         _refuse_gradient(out, lse)
         return {"the shape of out": [*out.shape], "the dtype of out": out.dtype, "the dtype of lse": lse.dtype}
 
-    _compare_or_check("merge_over_processes", group, describe, check, out)
+    compare("merge_over_processes", group, describe, check=_compares(check, out))
     return _merged(out, lse, group)
 
 
-def _check_floats(name: str, x: object, dtypes: tuple[torch.dtype, ...]) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in dtypes:
-        got = getattr(x, "dtype", type(x).__name__)
-        raise TypeError(f"{name} must be a tensor of {' or '.join(map(str, dtypes))}, got {got}")
+def _compares(check: bool | None, x: object) -> bool:
+    return looks(check, x if isinstance(x, Tensor) else torch.empty(0))
 
 
-def _compare_or_check(
-    function: str, group: Group, describe: Callable[[], dict[str, object]], check: bool | None, x: object
-) -> None:
-    if looks(check, x if isinstance(x, Tensor) else torch.empty(0)):
-        compare(function, group, describe)
-    else:  # not by `compare`, which torch.compile cannot have in a graph
-        describe()
-
-
-def _merged(out: Tensor, lse: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+def _merged(out: Tensor, lse: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(out.dtype, lse.dtype)
     packed = torch.cat((out.to(wide), lse.to(wide)[..., None]), dim=-1)  # [..., D + 1]
     gathered = all_gather(packed, group, "out and lse")  # [n, ..., D + 1]

@@ -1,17 +1,22 @@
 """Run a function on n processes that form one group of torch.distributed (lesson 10).
 
-`torchrun` starts a script n times. `Processes` does the same for a notebook cell. It imports torch only once for all
-processes and cells: a server process imports torch, and the n processes are forks of the server. The processes use
-gloo, and NCCL for tensors on GPUs if each process can have a GPU of its own.
+`torchrun` starts a script n times. `Processes` does the same for a notebook cell. A server process imports torch, and
+the n processes are forks of the server. They use gloo, and NCCL for tensors on GPUs if each can have its own GPU.
 """
 
 import contextlib
-import multiprocessing.process
+import faulthandler
+import io
+import multiprocessing
 import os
+import queue
 import shutil
 import signal
+import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -19,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import torch
+import torch.distributed as dist
 
-from pagewise.distributed.worker import serve
 from pagewise.tools.checks import check_count, check_number
 from pagewise.tools.worker import start, status_of
 
@@ -83,18 +89,15 @@ class Processes(contextlib.AbstractContextManager):
         self.close()
 
     def _start(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="pagewise-")  # where the processes meet, and their logs
         if "forkserver" not in multiprocessing.get_all_start_methods():
             raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
+        self._folder = tempfile.mkdtemp(prefix="pagewise-")  # where the processes meet, and their logs
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(IMPORTED)
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            args = (theirs, rank, self.count, self._log(rank))
-            process = context.Process(target=serve, args=args, daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, self.count, self._log(rank)), daemon=True)
             start(process)
-            # a fork of this program would end what it finds there. The processes end with this program anyway
-            multiprocessing.process._children.discard(process)
             theirs.close()
             self._workers.append((process, ours))
         self._results(STARTING)
@@ -128,3 +131,48 @@ class Processes(contextlib.AbstractContextManager):
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder, f"log of {rank}")
+
+
+def _serve(pipe: Connection, rank: int, count: int, log: Path) -> None:
+    """Join the group in a new process, whose output goes into a log. Then call one function after the other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the first one decides
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    tasks = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(pipe, tasks, log.parent), daemon=True).start()
+    torch.set_num_threads(1)
+    has_gpu = torch.cuda.device_count() >= count
+    if has_gpu:
+        torch.cuda.set_device(rank)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{log.parent}/store", rank=rank, world_size=count)
+    answer = cloudpickle.dumps((None, "", None))  # ready
+    while True:
+        pipe.send_bytes(answer)
+        answer = _call(tasks.get())
+
+
+def _receive(pipe: Connection, tasks: queue.SimpleQueue, folder: Path) -> None:
+    """Receive tasks until the program that sends them ends. Then end this process, even in the middle of a call."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            tasks.put(pipe.recv_bytes())
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _call(task: bytes) -> bytes:
+    """Return (result, printed text, None), or (None, printed text, the error and its traceback), pickled."""
+    error, printed = None, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            function, args = cloudpickle.loads(task)
+            return cloudpickle.dumps((function(*args), printed.getvalue(), None))
+    except BaseException as raised:
+        if not isinstance(raised, SystemExit) or raised.code:  # else it ends its script: a result of None
+            error = f"{type(raised).__name__}: {raised}\n\n{traceback.format_exc()}"
+        return cloudpickle.dumps((None, printed.getvalue(), error))

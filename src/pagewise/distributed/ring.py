@@ -5,34 +5,38 @@ Process r holds a share of the queries and a share of the keys. In step i it att
     out_i, lse_i = flash_attention(q, k of r − i, v of r − i)        k and v of r − i − 1 arrive meanwhile
     out, lse     = merge of all (out_i, lse_i)                       lesson 3's formula
 
-A process holds its own share of k and v, and at most two others: the share that it computes with and the next one. In
-the backward pass, k and v travel once more, and the gradients of each share travel behind it. Each process adds its
-part, and after n steps the sum is back at the owner of the share.
-Liu, Zaharia & Abbeel 2023.
+A process holds its own share of k and v, and at most two others. In the backward pass, k and v travel once more, and
+the gradients of each share travel behind it. Each process adds its part, and after n steps the sum is back at the owner
+of the share. Liu, Zaharia & Abbeel 2023.
+
+A causal query sees the keys up to its own position, so query i sees the first seen[i] keys of a share, and seen never
+decreases. The queries of a step are cut into blocks, in which seen is constant or grows by one:
+
+    seen = 0, 0, 0         no key is visible: nothing is computed (these are the first queries)
+    seen = 5, 5, 5         each query sees the same 5 keys: attention without a mask
+    seen = 3, 4, 5         query i sees one key more than query i − 1: causal attention over 5 keys
+
+With T = S, every step is at most one block, for contiguous, zigzag and striped shares alike.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+import torch.distributed as dist
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pagewise.distributed.blocks import Block, attend_to_block, block_gradients, blocks_of_ring
-from pagewise.distributed.communication import (
-    Group,
-    compare,
-    described_options,
-    group_of,
-    rank_and_size,
-    refuse_options,
-    send_to_next,
-)
-from pagewise.distributed.sequence import Order, check_order, checked_lengths
+from pagewise.distributed import communication
+from pagewise.distributed.communication import Group, compare, send_to_next
+from pagewise.distributed.sequence import Order, check_order, checked_lengths, positions
+from pagewise.flash_attention import flash_attention, in_triton
+from pagewise.flash_attention.ops import FlashInputs
 from pagewise.online_softmax import finite
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_flag
+from pagewise.tools.device import choose_backend
 from pagewise.tools.transforms import outside_graphs
 
 
@@ -55,14 +59,12 @@ def ring_attention(
     """Compute `flash_attention` of a sequence whose tokens are spread over the processes of a group.
 
     Every process passes its share of q and its share of k and v, as `shard_sequence(..., dim=2)` cuts them, and gets
-    its share of out. The result is differentiable once in q, k and v. Equal inputs give equal bits.
-
-    All processes must call this function, and all must call `backward` if any does.
+    its share of out. The result is differentiable once in q, k and v. Equal inputs give equal bits. All processes must
+    call this function, and all must call `backward` if any does.
 
     Args:
         group: a group of torch.distributed. None: all processes.
-        causal, scale, softcap: as in `attention`. Positions are those of the whole sequence: causal aligns its last
-            query with its last key.
+        causal, scale, softcap: as in `attention`. Positions are those of the whole sequence.
         window, alibi_slopes: None. `all_to_all_attention` has both.
         order: the order of the shares. With causal, zigzag and striped shares give all processes the same work.
         return_lse: also return the natural log-sum-exp of each row of scores. It is float32 (float64 for float64) and
@@ -70,78 +72,72 @@ def ring_attention(
         check: False: the processes do not compare their arguments, and every share has equally many tokens. Arguments
             that differ then give wrong results, or make processes wait for the time limit of the group.
 
-    Returns:
-        this process's share of out, in the dtype of q; with `return_lse` the pair (out, lse).
-
     Raises:
         ValueError, TypeError: an argument does not fit in this process or in another process. Every process raises an
             exception before any keys travel.
         RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
     """
-    rank, count = rank_and_size(group)
+    group = communication.group_of(group)
 
     def describe() -> dict[str, object]:
         check_flag("return_lse", return_lse)
         check_order(order)
         # the tokens of a share are not neighbours
-        refuse_options("ring_attention", "all_to_all_attention", window=window, alibi_slopes=alibi_slopes)
-        return {**described_options(q, k, v, ScoreOptions(scale, causal, None, softcap), check), "order": order}
+        communication.refuse_options("ring_attention", window=window, alibi_slopes=alibi_slopes)
+        options = ScoreOptions(scale, causal, None, softcap)
+        return {**communication.described_options(q, k, v, options), "order": order}
 
-    may_differ = ["T", "S"]
-    everyone = compare("ring_attention", group, describe, may_differ=may_differ, check=check is not False)
+    everyone = compare("ring_attention", group, describe, may_differ=["T", "S"], check=check)
     T = sum(checked_lengths("q", [theirs["T"] for theirs in everyone], order))
     key_lengths = checked_lengths("k and v", [theirs["S"] for theirs in everyone], order)
-    ring_blocks = blocks_of_ring((T, sum(key_lengths)), count, rank, causal=causal, order=order)
-    ring = Ring(group_of(group), key_lengths, ring_blocks, everyone[rank]["scale"], float(softcap), check is not False)
+    of_ring = blocks_of_ring((T, sum(key_lengths)), group.size(), group.rank(), causal=causal, order=order)
+    ring = Ring(group, key_lengths, of_ring, everyone[group.rank()]["scale"], float(softcap))
     out, lse = _RingAttention.apply(q, k, v, ring)
+    communication.compare_backward("ring_attention", group, out, check)
     return (out, lse) if return_lse else out
+
+
+class Block(NamedTuple):
+    """Queries `rows` and keys `cols` of two shares. One call of `attend_to_block` computes a block."""
+
+    rows: slice
+    cols: slice
+    causal: bool
 
 
 class Ring(NamedTuple):
     """A group of processes that pass on shares of keys, and the blocks that this process computes."""
 
-    group: Group
+    group: dist.ProcessGroup
     key_lengths: list[int]
     blocks: list[list[Block]]  # for the keys of each process
     scale: float
     softcap: float = 0.0
-    check: bool = False  # whether the processes say to each other that they begin the backward pass
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-        """Return (out, lse) of this process's queries. All processes must call this method. Nothing is checked."""
+        """Return (out, lse) of this process's queries. All processes call this method together."""
         return _RingAttention.forward(None, q, k, v, self)
 
     def travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield (rank of the owner, k, v) of all shares, beginning with this process's own share.
+        """Yield (rank of the owner, k, v) of all shares, this process's own share first.
 
-        While the caller works with one share, the next share arrives. There are two buffers: the caller reads one, and
-        the next share is written into the other one.
+        While the caller reads one of two buffers, the next share arrives in the other one.
         """
-        rank, count = rank_and_size(self.group)
-        if count == 1:
-            yield rank, k, v
-            return
-        B, Hkv, _, D = k.shape
-        buffers = k.new_empty(2, 2 * B * Hkv * max(self.key_lengths) * D)
+        rank, count = self.group.rank(), self.group.size()
+        (B, Hkv, _, D), longest = k.shape, max(self.key_lengths)
+        buffers = k.new_empty(2, 2 * B * Hkv * longest * D if count > 1 else 0)
 
         def pair_of(owner: int, step: int) -> Float[Tensor, "2 B Hkv S D"]:
             shape = (2, B, Hkv, self.key_lengths[owner], D)
             return buffers[step % 2, : torch.Size(shape).numel()].view(shape)
 
-        pair = torch.stack((k, v), out=pair_of(rank, 0))
-        for step in range(count):
-            owner = (rank - step) % count
-            is_last = step == count - 1
-            if not is_last:
-                wait = send_to_next(pair, pair_of(owner - 1, step + 1), self.group, "keys and values")
-            yield owner, *((k, v) if step == 0 else pair)
-            if not is_last:
-                pair = wait()
-
-    def pass_on_gradients(self, pair: Float[Tensor, "2 B Hkv S D"], owner: int) -> Callable[[], Tensor]:
-        """Start to send gradients of `owner`'s share, and to receive those of the share of the process before it."""
-        shape = (*pair.shape[:3], self.key_lengths[owner - 1], pair.shape[4])
-        return send_to_next(pair, pair.new_empty(shape), self.group, "gradients of keys and values")
+        owner, pair = rank, (k, v)
+        for step in range(count - 1):
+            outgoing = pair if step else torch.stack(pair, out=pair_of(rank, 0))
+            wait = send_to_next(outgoing, pair_of(owner - 1, step + 1), self.group, "keys and values")
+            yield owner, *pair
+            owner, pair = (owner - 1) % count, wait()
+        yield owner, *pair
 
 
 class _RingAttention(torch.autograd.Function):
@@ -171,8 +167,6 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx, d_out, d_lse):
         q, k, v, out, lse = ctx.saved_tensors
         ring, arriving = ctx.ring, None
-        if ring.check:
-            compare("the backward of ring_attention", ring.group, dict)
         d_out = torch.zeros_like(out) if d_out is None else d_out
         dq = torch.zeros_like(q, dtype=lse.dtype)
         for owner, keys, values in ring.travel(k, v):
@@ -187,7 +181,86 @@ class _RingAttention(torch.autograd.Function):
                     total[:, :, cols] += part
             if arriving is not None:
                 d_pair += arriving()
-            if len(ring.blocks) > 1:
-                arriving = ring.pass_on_gradients(d_pair, owner)
+            if len(ring.blocks) > 1:  # the sums of the share before this one arrive, and wait for this process's part
+                shape = (*d_pair.shape[:3], ring.key_lengths[owner - 1], d_pair.shape[4])
+                incoming = d_pair.new_empty(shape)
+                arriving = send_to_next(d_pair, incoming, ring.group, "gradients of keys and values")
         dk, dv = d_pair if arriving is None else arriving()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None
+
+
+def blocks(queries: Int64[Tensor, " T"], keys: Int64[Tensor, " S"], *, causal: bool) -> list[Block]:
+    """Return the blocks of one step. Together they contain each visible pair of query and key exactly once.
+
+    Args:
+        queries, keys: positions, ascending. Without causal only their numbers matter.
+    """
+    if not causal:
+        return [Block(slice(0, len(queries)), slice(0, len(keys)), False)] if len(queries) and len(keys) else []
+    seen = torch.searchsorted(keys, queries, right=True)  # the keys at most at the position of each query
+    found, row = [], int((seen == 0).sum())
+    while row < len(seen):
+        rest = seen[row:] - seen[row]
+        constant = int((rest == 0).sum())
+        growing = int((rest == torch.arange(len(rest))).long().cumprod(0).sum())
+        stop = row + max(constant, growing)
+        found.append(Block(slice(row, stop), slice(0, int(seen[stop - 1])), growing > constant))
+        row = stop
+    return found
+
+
+def blocks_of_ring(lengths: tuple[int, int], count: int, rank: int, *, causal: bool, order: Order) -> list[list[Block]]:
+    """Return for each process of the ring the blocks of its keys and of the queries of process `rank`.
+
+    Args:
+        lengths: (T, S) of the whole sequence. Causal aligns the last query with the last key, as in `attention`.
+    """
+    T, S = lengths
+    queries = positions(T, count, rank, order) + (S - T)
+    return [blocks(queries, positions(S, count, source, order), causal=causal) for source in range(count)]
+
+
+def attend_to_block(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, softcap: float
+) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    """Return (out, lse) of a block, without a gradient: by torch's fused attention on a CPU, else by the package's."""
+    if _suits_fused(q, k, v, causal, scale, softcap):
+        with torch.autocast("cpu", enabled=False):
+            fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            out, lse = fused(q, k, v, 0.0, causal, scale=scale)
+        if lse.isfinite().all():
+            return out, lse
+    return flash_attention(q, k, v, causal=causal, scale=scale, softcap=softcap, return_lse=True)
+
+
+def block_gradients(
+    d_out: Float[Tensor, "B H T D"],
+    d_lse: Float[Tensor, "B H T"] | None,
+    out: Float[Tensor, "B H T D"],
+    lse: Float[Tensor, "B H T"],
+    *qkv: Tensor,
+    causal: bool,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a block's parts of the gradients of q, k and v. `out` and `lse` are those of all keys of the sequence."""
+    if d_lse is None and _suits_fused(*qkv, causal, scale, softcap) and lse.isfinite().all():
+        with torch.autocast("cpu", enabled=False):
+            fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+            return fused(d_out, *qkv, out, lse, 0.0, causal, scale=scale)
+    backend = choose_backend("auto", lse.device, in_triton.refuses(qkv[0]))
+    inputs = FlashInputs(*qkv, *[None] * 5, scale, causal, None, softcap, 0.0, backend)
+    d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
+    return torch.ops.pagewise.flash_attention_backward(d_out, d_lse, out, lse, qkv[0].new_empty(0), *inputs)
+
+
+def _suits_fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, softcap: float) -> bool:
+    """Whether torch's fused attention on a CPU computes a block right.
+
+    Its causal mask begins at the first key. It drops NaN from short rows. In 16 bits it rounds weights more than the
+    package does.
+    """
+    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or softcap or scale <= 0:
+        return False
+    fits = q.numel() and k.numel() and (q.shape[2] == k.shape[2] or not causal)
+    return bool(fits and torch.isfinite(q.sum() + k.sum() + v.sum()))

@@ -10,36 +10,37 @@ parallel). Its share of the second product is a term of a sum (row parallel), an
 
     W_o a = Σ over ranks r of W_o[:, r's channels] a[r's channels]
 
-So a layer needs two all-reduces of [tokens, hidden_size], and none between the products of a pair. A bias of the second
-product is added once, after the all-reduce. Embeddings, norms and the output head are whole in every process. Where
-processes outnumber the KV heads, several processes have a copy of the same KV head.
+So a layer needs two all-reduces of [tokens, hidden_size]. A bias of the second product is added once, after the
+all-reduce. Where processes outnumber the KV heads, several processes have a copy of the same KV head.
 
-Shoeybi et al. 2019 (Megatron-LM). This module slices the weights itself. `torch.distributed.tensor.parallel` does not
-know GPT-2's Conv1D, whose weight holds q, k and v, and its plans are longer than the slicing.
+A process also has some rows of the token embedding and of the output head. An embedding that another process has is 0
+here, and an all-reduce adds them. An all-gather brings the logits together. All other weights are whole everywhere.
+
+Shoeybi et al. 2019 (Megatron-LM). `torch.distributed.tensor.parallel` does not know GPT-2's Conv1D, whose weight holds
+q, k and v, and its plans are longer than the slicing here.
 """
 
 import copy
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 from pagewise.distributed.communication import all_gather, all_reduce, group_of
+from pagewise.distributed.sequence import pieces, share_lengths
 from pagewise.models import gpt2, llama
 
-FIRST = {
-    llama.Attention: ("q_proj", "k_proj", "v_proj"),
-    llama.SwiGLU: ("gate_proj", "up_proj"),
-    gpt2.Attention: ("c_attn",),
-    gpt2.FeedForward: ("c_fc",),
+PAIRS = {
+    llama.Attention: (("q_proj", "k_proj", "v_proj"), "o_proj"),
+    llama.SwiGLU: (("gate_proj", "up_proj"), "down_proj"),
+    gpt2.Attention: (("c_attn",), "c_proj"),
+    gpt2.FeedForward: (("c_fc",), "c_proj"),
 }
-"""The layers of the first product of a pair."""
-SECOND = {llama.Attention: "o_proj", llama.SwiGLU: "down_proj", gpt2.Attention: "c_proj", gpt2.FeedForward: "c_proj"}
-"""The layer of the second product of a pair."""
-FUSED = {"c_attn": 3}
-"""The number of equal parts of a layer's output: q, k and v of GPT-2."""
+"""The layers of the first product of a pair, and the layer of the second one."""
+VOCABULARY = ("model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight")
+"""Weights with a row for each token of the vocabulary. A model has some of them."""
 SAMPLE = 2**20  # numbers of a weight that are compared, at most
 
 
@@ -59,10 +60,8 @@ def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
 
     The result takes and returns what the model does, for the same config. Its `attend` gets H / n query heads and
     Hkv / n KV heads in a group of n processes, or one KV head if n is a multiple of Hkv. `num_kv_heads` of the result
-    is this number.
-
-    The split weights are copies. All other weights are those of `model`, which does not change. The result is for
-    inference: no weight of it requires a gradient.
+    is this number. The split weights are copies. All other weights are those of `model`, which does not change. No
+    weight of the result requires a gradient.
 
     Args:
         model: a Llama or a GPT2, with the same weights in every process.
@@ -74,27 +73,36 @@ def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
     """
     group = group_of(None) if group is None else group
     check_splits(model, group.size())
-    share, cuts = split(model, group)
-    check_same_weights([weight for name, weight in model.state_dict().items() if name not in cuts], group)
-    return share
+    check_same_weights(list(model.state_dict().values()), group)
+    return split(model, group)[0]
 
 
 def split(model: nn.Module, group: Any) -> tuple[nn.Module, dict[str, Cut]]:
     """Return the share of a model, and what it has of each split weight. The model may be on torch's meta device."""
-    cuts = _cuts(model, group.rank(), group.size())
+    rank, size, vocab_size = group.rank(), group.size(), model.config.vocab_size
+    cuts = _cuts(model, rank, size)
     # deepcopy takes the tensors of `same` instead of copies of the weights, so only the modules are new
     same = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
     share = copy.deepcopy(model, same)
-    for name, cut in cuts.items():
-        layer, _, kind = name.rpartition(".")
-        whole = share.get_parameter(name)
+    for name in cuts.keys() & dict(model.named_parameters()):  # an output head may be the embedding
+        cut, whole, (layer, _, kind) = cuts[name], share.get_parameter(name), name.rpartition(".")
         part = cut.of(whole)
         if not whole.is_contiguous():  # the layout of Conv1D
             part = part.T.contiguous().T
         setattr(share.get_submodule(layer), kind, nn.Parameter(part, requires_grad=False))
-    for module in list(share.modules()):
-        if name := SECOND.get(type(module)):
-            setattr(module, name, RowParallel(getattr(module, name), group))
+    for module in [module for module in share.modules() if type(module) in PAIRS]:
+        _, second = PAIRS[type(module)]
+        setattr(module, second, RowParallel(getattr(module, second), group))
+    decoder, name = ("transformer", "wte") if isinstance(model, gpt2.GPT2) else ("model", "embed_tokens")
+    (rows,) = pieces(vocab_size, size, rank, "contiguous")
+    share.get_submodule(decoder)[name] = VocabularyParallel(share.get_submodule(decoder)[name], rows.start, group)
+
+    def gather_logits(_module: nn.Module, _arguments: tuple, logits: Tensor) -> Float[Tensor, "*rows vocab"]:
+        lengths = share_lengths(vocab_size, size, "contiguous")
+        of_each = all_gather(pad(logits, (0, lengths[0] - logits.shape[-1])), group, "logits")
+        return torch.cat([part[..., :length] for part, length in zip(of_each, lengths, strict=True)], dim=-1)
+
+    share.register_forward_hook(gather_logits)
     return share, cuts
 
 
@@ -120,9 +128,8 @@ def check_same_weights(weights: list[Tensor], group: Any) -> None:
     for i, weight in enumerate(weights, start=1):
         sample = weight.detach().flatten()[:: -(-weight.numel() // SAMPLE)].contiguous()
         total += i * int(sample.view(torch.uint8).sum(dtype=torch.int64))
-    device = weights[0].device
-    sums = all_gather(torch.tensor([total % 2**62], device=device), group, "a sum over the weights").flatten().tolist()
-    if others := [rank for rank, one in enumerate(sums) if one != sums[0]]:
+    sums = all_gather(torch.tensor([total % 2**62], device=weights[0].device), group, "a sum over the weights")
+    if others := (sums != sums[0]).nonzero()[:, 0].tolist():
         raise ValueError(
             f"the model of process {others[0]} has other weights than that of process 0: load the same checkpoint in "
             f"every process, or make random weights from the same seed"
@@ -143,22 +150,37 @@ class RowParallel(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
+class VocabularyParallel(nn.Embedding):
+    """An embedding of which each process of a group has some rows: those of the tokens from `start` on."""
+
+    def __init__(self, embedding: nn.Embedding, start: int, group: Any) -> None:
+        super().__init__(*embedding.weight.shape, _weight=embedding.weight, _freeze=True)
+        self.start, self.group = start, group
+
+    def forward(self, token_ids: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows hidden"]:
+        rows = token_ids - self.start
+        is_mine = (rows >= 0) & (rows < self.num_embeddings)
+        embedded = super().forward(rows.where(is_mine, 0)).where(is_mine[..., None], 0.0)
+        return all_reduce(embedded, self.group, "embeddings")
+
+
 def _cuts(model: nn.Module, rank: int, size: int) -> dict[str, Cut]:
     """Return what one of `size` processes has of each weight that they share, by the names of the state dict."""
-    found = {}
+    (rows,) = pieces(model.config.vocab_size, size, rank, "contiguous")
+    found = {name: Cut(0, [slice(rows.start, rows.stop)]) for name in VOCABULARY}
     for path, module in model.named_modules():
-        if type(module) not in SECOND:
-            continue
-        for name in (*FIRST[type(module)], SECOND[type(module)]):
-            layer, is_second = module.get_submodule(name), name == SECOND[type(module)]
+        first, second = PAIRS.get(type(module), ((), None))
+        for name in (*first, second) if first else ():
+            layer, is_second = module.get_submodule(name), name == second
             of_kv_heads = name in ("k_proj", "v_proj")
             owners = min(size, model.config.num_key_value_heads) if of_kv_heads else size
             for kind, weight in layer.named_parameters():
                 if is_second and kind == "bias":
                     continue
                 dim = int(kind == "weight" and is_second != isinstance(layer, gpt2.Conv1D))
-                part = weight.shape[dim] // FUSED.get(name, 1)
-                start, length = rank * owners // size * (part // owners), part // owners
-                ranges = [slice(i * part + start, i * part + start + length) for i in range(FUSED.get(name, 1))]
+                number = 3 if name == "c_attn" else 1  # q, k and v of GPT-2 are one output
+                whole = weight.shape[dim] // number
+                start, length = rank * owners // size * (whole // owners), whole // owners
+                ranges = [slice(i * whole + start, i * whole + start + length) for i in range(number)]
                 found[f"{path}.{name}.{kind}"] = Cut(dim, ranges)
     return found

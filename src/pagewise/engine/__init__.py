@@ -13,7 +13,7 @@
 - sampling_params, sampling, token_counts: draw tokens from logits.
 - beam_search: finds the likeliest sequences instead of drawing tokens.
 - speculation: drafts of the next tokens, which one step verifies.
-- leader, follower: several processes. Process 0 decides every step, and other processes follow.
+- leader: several processes. Process 0 decides every step, and other processes follow.
 - sharded_memory: context parallelism. A cache whose tokens are spread over processes.
 - flash_decoding_plus_plus: lesson 8's products and unified maximum in a step.
 - profile: measures the parts of a step.

@@ -71,8 +71,8 @@ class EngineConfig:
         unified_max: lesson 8's φ for decode steps with dense attention. `memory.num_recomputed` counts unsafe rows.
         generation_config: "auto": a request without SamplingParams has those of the checkpoint's generation_config.json
             in place of the defaults, and a log line names them. "none" leaves them out.
-        tensor_parallel: the number of processes that share the heads of the model and of the cache. This process starts
-            the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist already:
+        tensor_parallel: the number of processes that share the heads and the vocabulary of the model. This process
+            starts the others, and they end with `close`, a `with` block, or this process. Under torchrun they exist:
             there `LLM` returns in process 0 alone, and all other processes exit when process 0 closes.
         context_parallel: the number of processes that share the tokens of every sequence, `num_blocks` blocks in each.
             With both, tensor_parallel · context_parallel processes are started.

@@ -7,45 +7,42 @@
     sample, advance
 
 Each process has its share of the weights, and the keys and values of its KV heads and of its tokens. Only process 0 has
-a scheduler, a block manager, requests and logits. A step tells a follower token ids, positions, slots, block tables and
-lengths.
-
-The messages travel through a group of gloo (see `pagewise.distributed.team`). What the model exchanges uses gloo on
-CPUs. On GPUs it uses NCCL, and each process needs a GPU of its own.
-
-A process that ends closes its connections, so the others get an exception. A process that stands still is named after
-`group_timeout` seconds. Nothing waits for ever.
+a scheduler, a block manager and requests. The messages travel by gloo (see `pagewise.distributed.team`). Between CPUs,
+the model's numbers travel by gloo, too. Between GPUs they travel by NCCL, and each process needs a GPU of its own.
 """
 
-import atexit
 import contextlib
+import multiprocessing
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from math import prod
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from pagewise.distributed.team import STARTING, Team, lost_connection
+from pagewise.distributed.team import STARTING, Team, lost_connection, num_launched
+from pagewise.distributed.tensor_parallel import Cut, check_same_weights, check_splits, split
 from pagewise.engine.batch import Batch
-from pagewise.engine.config import EngineConfig
-from pagewise.engine.follower import (
-    check_model,
-    join_torchrun,
-    leave_torchrun,
-    make_part,
-    sent,
-    shared_config,
-    started,
-)
+from pagewise.engine.config import EngineConfig, kv_sizes
 from pagewise.engine.interrupts import held_back
-from pagewise.tools.worker import described, status_of
+from pagewise.engine.model_runner import ModelRunner, make_runner
+from pagewise.engine.sharded_memory import ShardedMemory
+from pagewise.models import load_model
+from pagewise.tools.device import best_device
+from pagewise.tools.worker import described, start, status_of
 
+SPAWN = multiprocessing.get_context("spawn")
 GRACE = 2.0  # seconds that the followers have to report why they failed
 CLOSING = 1.0  # seconds that a follower has to end
 
@@ -63,25 +60,22 @@ class Leader:
     def __init__(self, model: str | Path | nn.Module, config: EngineConfig) -> None:
         """Start the followers, and let each process load its share of the model.
 
-        Raises:
-            ValueError, TypeError: the processes cannot share the model, or an option does not fit.
-            GroupLost: a follower failed.
+        Raise ValueError or TypeError if the model or an option does not fit, and GroupLost if a follower fails.
         """
         self.what, self.lost, self._pid, self._in_step = config.parallel, "", os.getpid(), False
         self._limit = STARTING.total_seconds()  # until all processes are ready
-        self._processes: dict[int, subprocess.Popen] = {}
+        self._processes: dict[int, BaseProcess] = {}
         self._folder: str | None = None  # where the processes meet. A TemporaryDirectory would end with any fork
-        self._team = join_torchrun(model, config)
+        config = shared_config(model, config)
+        self._team = join_torchrun(config)
         self._is_launched = self._team is not None
         try:
             check_model(model, config)
-            if config.context_parallel > 1 and config.memory is not None:
-                raise ValueError("context_parallel has a memory of its own: leave memory out")
-            config = shared_config(model, config)
             if self._team is None:
                 self._team = self._started(config)
             self._team.send((model, config))
-            self.part = make_part(model, config, self._team, self.step)
+            self.part = make_part(model, config, self._team)
+            self.part[0].together = self.step
             self._limit = config.group_timeout
         except BaseException as error:
             if lost_connection(error):
@@ -93,23 +87,21 @@ class Leader:
     def step(self, batch: Batch) -> Iterator[None]:
         """Let the followers compute the same step as the `with` block. Ctrl-C waits for the end of the step.
 
-        Raises:
-            GroupLost: a follower has ended, or the block raised an exception. The followers are in the middle of a
-                step then, so the group is given up.
+        Raise GroupLost if a follower has ended, or if the block raised an exception: the followers are in the middle of
+        a step then, so the group is given up.
         """
         if os.getpid() != self._pid:
             raise GroupLost("this process is a fork of the engine's process 0, which alone can compute: make a new LLM")
         if self.lost:
             raise GroupLost(self.lost)
-        together = False
         try:
             with held_back():
                 self._in_step = True
-                self._team.send(sent(batch))
+                self._team.send((list(batch.copies), [x.cpu().numpy() for x in batch[1:-1]]))
                 yield
-                self._in_step, together = False, True
+                self._in_step = False
         except BaseException as error:
-            if together:  # Ctrl-C, after the step
+            if not self._in_step:  # Ctrl-C, after the step
                 raise
             lost = self._given_up(error)
             if not isinstance(error, Exception):
@@ -118,12 +110,8 @@ class Leader:
 
     def close(self) -> None:
         """End the followers. A fork of this process has no followers to end."""
-        if os.getpid() != self._pid:
-            return
-        self.lost = self.lost or "the engine is closed: make a new LLM"
-        if self._in_step and self._is_launched:  # another thread waits, and to destroy its group would wait, too
-            atexit.unregister(leave_torchrun)
-        else:
+        if os.getpid() == self._pid:
+            self.lost = self.lost or "the engine is closed: make a new LLM"
             self._end()
 
     def _started(self, config: EngineConfig) -> Team:
@@ -132,25 +120,22 @@ class Leader:
         if config.device == "cuda" and (gpus := torch.cuda.device_count()) < count:
             raise ValueError(f'{self.what} needs as many GPUs, and there are {gpus}: give device="cpu"')
         self._folder = tempfile.mkdtemp(prefix="pagewise-")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)}
         threads = max(1, torch.get_num_threads() // count)
         for rank in range(1, count):
             arguments = (self._folder, rank, config.mesh, config.device, threads)
-            command = [sys.executable, "-c", f"from {started.__module__} import started; started{arguments}"]
-            # in a session of its own, so that Ctrl-C in a terminal reaches process 0 alone
-            self._processes[rank] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        deadline = time.monotonic() + STARTING.total_seconds()
-        while len(list(Path(self._folder).glob("follower *"))) < count - 1:
+            process = SPAWN.Process(target=meet, args=arguments, daemon=True)
+            start(process)
+            self._processes[rank] = process
+        store, deadline = dist.FileStore(f"{self._folder}/store", count), time.monotonic() + STARTING.total_seconds()
+        while not store.check([f"started {rank}" for rank in range(1, count)]):
             if self._ended() or time.monotonic() > deadline:
                 raise ConnectionError("timed out")
             time.sleep(0.02)
-        return Team.met_in(self._folder, 0, config.mesh, config.device)
+        return Team(store, 0, config.mesh, config.device, on_one_host=True)
 
     def _ended(self) -> dict[int, str]:
         """Return how followers have ended that were started here, by rank."""
-        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        codes = {rank: process.exitcode for rank, process in self._processes.items()}
         return {rank: status_of(code) for rank, code in codes.items() if code is not None}
 
     def _given_up(self, error: BaseException) -> GroupLost:
@@ -158,16 +143,14 @@ class Leader:
         rank, reason = 0, f"raised {described(error)}"
         if lost_connection(error):
             others = set(range(1, self._team.count if self._team else len(self._processes) + 1))
-            deadline = time.monotonic() + GRACE
-            while True:
+            ended, reports, deadline = {}, {}, time.monotonic() + GRACE
+            while others - reports.keys() - ended.keys() and time.monotonic() < deadline:
+                time.sleep(0.02)
                 ended = self._ended()  # before the reports: a process reports first, and then ends
                 reports = self._team.reports() if self._team else {}
-                if others <= reports.keys() | ended.keys() or time.monotonic() > deadline:
-                    break
-                time.sleep(0.02)
             silent = sorted(others - reports.keys())
-            if told := [(r, text) for r, text in reports.items() if text]:
-                rank, reason = told[0][0], f"raised {told[0][1]}"
+            if told := [r for r, text in reports.items() if text]:  # "": it has lost its connection to another one
+                rank, reason = told[0], f"raised {reports[told[0]]}"
             elif dead := [r for r in silent if r in ended]:
                 rank, reason = dead[0], f"ended with {ended[dead[0]]}"
             elif silent:
@@ -184,15 +167,148 @@ class Leader:
             with contextlib.suppress(RuntimeError):  # a follower that has ended
                 team.send(None)
                 for process in self._processes.values():
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(CLOSING)
+                    process.join(CLOSING)
         for process in self._processes.values():
             process.kill()
-            process.wait()
+            process.join()
         self._processes = {}
         if team is not None:
             team.leave()
+            if self._is_launched and "RANK" in os.environ:
+                has_left.append(True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        if self._is_launched:
-            leave_torchrun()
+
+
+def make_part(
+    model: str | Path | nn.Module, config: EngineConfig, team: Team
+) -> tuple[ModelRunner, nn.Module, Any, EngineConfig]:
+    """Return a runner of this process's share of a model, the share, the tokenizer, and the complete config.
+
+    All processes of the team call this function together. Each reads only its own slices of a checkpoint.
+    """
+    device = torch.device("cpu")
+    if config.device == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", team.rank)))
+        torch.cuda.set_device(device)
+    tensor = team.groups["tensor"]
+    cuts: dict[str, Cut] = {}
+
+    def share_of(whole: nn.Module) -> tuple[nn.Module, dict[str, Cut]]:
+        share, found = split(whole, tensor) if tensor.size() > 1 else (whole, {})
+        cuts.update(found)
+        return share, found
+
+    if isinstance(model, nn.Module):
+        mine, tokenizer = share_of(model)[0].to(device), None
+    else:
+        mine, tokenizer = load_model(model, dtype=config.dtype, device=device, split=share_of)
+    for group in team.groups.values():
+        check_same_weights([weight for name, weight in mine.state_dict().items() if name not in cuts], group)
+    completed = config.completed(mine)
+    completed = replace(completed, num_blocks=team.least(completed.num_blocks))
+    sharded = {"memory": partial(ShardedMemory, group=team.groups["context"])} if config.context_parallel > 1 else {}
+    runner = make_runner(mine, replace(completed, **sharded))
+    team.least(0)  # all are ready
+    team.wait_at_most(config.group_timeout)
+    return runner, mine, tokenizer, completed
+
+
+class _Checked(Exception):
+    """The model fits, and its weights are not wanted yet."""
+
+
+def check_model(model: str | Path | nn.Module, config: EngineConfig) -> None:
+    """Raise ValueError or TypeError unless the processes can share a model. No weight is read."""
+
+    if config.context_parallel > 1 and config.memory is not None:
+        raise ValueError("context_parallel has a memory of its own: leave memory out")
+
+    def check(whole: nn.Module) -> None:
+        check_splits(whole, config.tensor_parallel)
+        window = kv_sizes(whole).sliding_window
+        if config.context_parallel > 1 and window is not None:
+            raise ValueError(
+                f"context_parallel = {config.context_parallel} attends to whole sequences, and the model has a "
+                f"window of {window} tokens: give tensor_parallel"
+            )
+        raise _Checked
+
+    with contextlib.suppress(_Checked):
+        if isinstance(model, nn.Module):
+            check(model)
+        load_model(model, split=check)
+
+
+def shared_config(model: object, config: EngineConfig) -> EngineConfig:
+    """Return the config with a dtype, and with the kind of device that all processes use."""
+    if isinstance(model, nn.Module):
+        weight = next(model.parameters())
+        dtype, device = weight.dtype, torch.device(config.device or weight.device)
+    else:
+        device = best_device() if config.device is None else torch.device(config.device)
+        dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return replace(config, dtype=dtype, device=device.type)
+
+
+def join_torchrun(config: EngineConfig) -> Team | None:
+    """Return None where no other program has started the processes, and their team in process 0.
+
+    All other processes follow process 0, and then exit. Raise ValueError if their number is not that of the config, and
+    RuntimeError if they have exited.
+    """
+    if (number := num_launched()) == 1:
+        return None
+    if number != config.num_processes:
+        raise ValueError(
+            f"{config.parallel} must be the number of processes, and there are {number}: give tensor_parallel="
+            f"{number}, or start torchrun --nproc-per-node {config.num_processes}. A replica of the model is a server "
+            f"of its own: see lessons/cluster.md"
+        )
+    if has_left:
+        raise RuntimeError(
+            "the other processes of torchrun have exited, because the first LLM was closed: make one LLM for each start"
+        )
+    team = Team.launched(config.mesh, config.device)
+    if team.rank:
+        if status := follow(team):
+            os._exit(status)  # Python's own end would wait for the group
+        raise SystemExit
+    return team
+
+
+has_left: list[bool] = []  # not empty: this process 0 has let the processes of torchrun exit
+
+
+def meet(folder: str, rank: int, mesh: dict[str, int], device: str, threads: int) -> None:
+    """Meet the other processes in a folder, and follow. Then end this process, which has nothing to save."""
+    torch.set_num_threads(threads)
+    store = dist.FileStore(f"{folder}/store", prod(mesh.values()))
+    store.set(f"started {rank}", "")
+    os._exit(follow(Team(store, rank, mesh, device, on_one_host=True), folder))
+
+
+def follow(team: Team, folder: str | None = None) -> int:
+    """Compute the steps of process 0 until it closes its engine. Return the exit status of this process."""
+    with contextlib.suppress(ValueError):  # this is not the main thread
+        for one in (signal.SIGINT, signal.SIGTERM):  # both may reach all processes, and process 0 decides
+            signal.signal(one, signal.SIG_IGN)
+    try:
+        if (first := team.receive()) is not None:  # else the engine was closed before its first step
+            runner, model, *_ = make_part(*first, team)
+            device = next(model.parameters()).device
+            while (step := team.receive()) is not None:
+                copies, arrays = step
+                runner.step(Batch([], *(torch.from_numpy(array).to(device) for array in arrays), copies))
+        team.leave()
+        return 0
+    except BaseException as error:
+        try:
+            team.report("" if lost_connection(error) else described(error))
+            if lost_connection(error):
+                team.receive()  # returns when process 0 gives up
+        except ConnectionError as ended:
+            print(f"process {team.rank} of {team.count} ends, because {ended}", file=sys.stderr, flush=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        return 1

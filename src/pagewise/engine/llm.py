@@ -45,6 +45,8 @@ class LLM(Engine, AbstractContextManager):
     def __init__(
         self, model: str | Path | nn.Module, config: EngineConfig | None = None, *, tokenizer: Any = None, **fields: Any
     ) -> None:
+        if "data_parallel" in fields:
+            raise TypeError("LLM has no data_parallel: start a server for each replica, as lessons/cluster.md says")
         config = EngineConfig(**fields) if config is None else replace(config, **fields)
         self._leader = None
         with ExitStack() as on_error:

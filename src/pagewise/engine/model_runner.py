@@ -26,9 +26,11 @@ NOTHING = nullcontext()
 class ModelRunner:
     """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs.
 
-    `together(batch)` is a context in which other processes compute the same step (see `leader`). `weights`: a context
-    for the model, in which its weights are packed (see `models.linear`).
+    `weights`: a context for the model, in which its weights are packed (see `models.linear`). `together(batch)` is a
+    context in which other processes compute the same step (see `leader`).
     """
+
+    together: Callable[[Batch], AbstractContextManager] = staticmethod(lambda batch: NOTHING)
 
     def __init__(
         self,
@@ -36,25 +38,26 @@ class ModelRunner:
         memory: Memory,
         *,
         graphs: bool = False,
-        together: Callable[[Batch], AbstractContextManager] | None = None,
         weights: AbstractContextManager = NOTHING,
     ) -> None:
-        self.model, self.memory, self._together, self._weights = model, memory, together, weights
+        self.model, self.memory, self._weights = model, memory, weights
         self._graphs = DecodeGraphs(self) if graphs else None
 
-    @torch.inference_mode()
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
         decoding = max([chunk.stop - chunk.start for chunk in chunks]) == 1
         with span("decode" if decoding else "prefill"):
             with span("build batch"):
                 batch = self.memory.batch(chunks)
-            if self._together is not None:
-                with self._together(batch):
-                    return self.forward(batch)
-            if decoding and self._graphs is not None:
-                return self._graphs.run(batch)
-            return self.forward(batch)
+            with self.together(batch):
+                return self.step(batch)
+
+    @torch.inference_mode()
+    def step(self, batch: Batch) -> Float[Tensor, "n vocab"]:
+        """Compute one step. All processes of an engine call this method with the same batch."""
+        if self._graphs is not None and len(batch.token_ids) == len(batch.seq_lens):  # all decode
+            return self._graphs.run(batch)
+        return self.forward(batch)
 
     def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Run the model once. The tokens of the batch are one row of its input."""
@@ -65,23 +68,19 @@ class ModelRunner:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
-def make_runner(
-    model: nn.Module, config: EngineConfig, together: Callable[[Batch], AbstractContextManager] | None = None
-) -> ModelRunner:
+def make_runner(model: nn.Module, config: EngineConfig) -> ModelRunner:
     """Return the runner of a model, with a memory of its own. Every process of an engine has one.
 
-    Args:
-        config: complete, as `EngineConfig.completed` returns it.
-        together: see `ModelRunner`.
+    `config` is complete, as `EngineConfig.completed` returns it.
     """
     weight = next(model.parameters())
     memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
-    graphs = weight.is_cuda and config.attention == "paged" and config.backend == "triton" and together is None
+    graphs = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
     if config.dataflow is not None:
         forward, weights = with_dataflow(model, config.dataflow), NOTHING
     else:
         forward, weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
-    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, together=together, weights=weights)
+    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, weights=weights)
 
 
 class DecodeGraphs:

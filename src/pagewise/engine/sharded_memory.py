@@ -10,66 +10,45 @@ rest of prompts: each process computes those that it keeps, and keys travel arou
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Int64
+import torch.distributed as dist
 from torch import Tensor
 
 from pagewise import paged_attention_varlen
 from pagewise.distributed import merge_over_processes
-from pagewise.distributed.blocks import blocks
-from pagewise.distributed.communication import Group, rank_and_size
-from pagewise.distributed.ring import Ring
-from pagewise.distributed.sequence import positions, share_lengths
+from pagewise.distributed.ring import Ring, blocks
+from pagewise.distributed.sequence import positions
 from pagewise.engine.batch import Batch
-from pagewise.engine.config import EngineConfig, KVSizes
 from pagewise.engine.paged_memory import PagedMemory
 from pagewise.models import Attend
 
 
 class PromptRows(NamedTuple):
-    """Rows `rows` of this process are its tokens of one prompt, which attend to `lengths[r]` keys of each process r."""
+    """The rows of a process that are tokens of one prompt. Its cache has `num_keys` keys of the prompt."""
 
     rows: slice
     block_table: list[int]
-    lengths: list[int]
+    num_keys: int
     ring: Ring
 
 
-class Share(NamedTuple):
-    """What one process computes of a step. The first B rows are the rows that all processes compute."""
-
-    token_ids: Int64[Tensor, " rows"]
-    positions: Int64[Tensor, " rows"]
-    logits_for: Int64[Tensor, " n"]
-    slots: Int64[Tensor, " rows"]  # of this process's cache; −1: another process keeps the token
-    block_tables: Int32[Tensor, "B M"]
-    seq_lens: Int32[Tensor, " B"]  # keys that this process has for each of the first B rows
-    chunks: list[PromptRows]
-    copies: list[tuple[int, int]]
-
-
 class ShardedMemory(PagedMemory):
-    """Blocks of a `PagedKVCache` in each process of a group."""
+    """A `PagedMemory` in each process of a group."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        sizes: KVSizes,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        group: Group,
-        wants_logits: bool,
-    ) -> None:
-        super().__init__(config, sizes, device, dtype)
-        self.group, (self.rank, self.count), self.wants_logits = group, rank_and_size(group), wants_logits
+    def __init__(self, *arguments: Any, group: dist.ProcessGroup) -> None:
+        super().__init__(*arguments)
+        self.group, self.rank, self.count = group, group.rank(), group.size()
         self.block_size, self.num_tokens = self.block_size * self.count, self.num_tokens * self.count
 
-    def part_of(self, batch: Batch) -> Share:
-        """Return what this process computes of a step."""
-        n, ends = self.count, batch.cu_seqlens_q.tolist()
+    def part_of(self, batch: Batch) -> Batch:
+        """Return this process's part of a step: B rows that all processes compute, and then rows of its own.
+
+        In the result, `chunks` are `PromptRows`. `seq_lens` [B] counts the keys that this process has for the B rows.
+        Slot −1 means that another process keeps the token.
+        """
+        n = self.count
         wanted = torch.zeros_like(batch.token_ids, dtype=torch.bool)
         wanted[batch.logits_for] = True
         mine = batch.positions % n == self.rank
@@ -77,42 +56,41 @@ class ShardedMemory(PagedMemory):
         rows = torch.cat((for_all, for_me))
         sequence_of = torch.bucketize(for_all, batch.cu_seqlens_q[1:], right=True)
         places = batch.slots // self.block_size * self.cache.block_size + batch.slots % self.block_size // n
-        return Share(
-            batch.token_ids[rows],
-            batch.positions[rows],
-            torch.arange(len(for_all) if self.wants_logits else 0, device=self.device),
-            torch.where(mine, places, -1)[rows],
-            batch.block_tables[sequence_of],
-            ((batch.positions[for_all] + n - self.rank) // n).to(torch.int32),
-            self._chunks(batch, ends, wanted, len(for_all), for_me),
-            list(batch.copies),
-        )
-
-    def _chunks(self, batch: Batch, ends: list[int], wanted: Tensor, first: int, for_me: Tensor) -> list[PromptRows]:
-        found, at = [], first
-        for b, (start, stop) in enumerate(pairwise(ends)):
+        chunks, at = [], len(for_all)
+        for b, (start, stop) in enumerate(pairwise(batch.cu_seqlens_q.tolist())):
             stop -= int(wanted[start:stop].sum())
             if start == stop:
                 continue
             length = int(batch.positions[stop - 1]) + 1
             queries = batch.positions[for_me[(for_me >= start) & (for_me < stop)]].cpu()
-            of_each = [
-                blocks(queries, positions(length, self.count, r, "striped"), causal=True) for r in range(self.count)
-            ]
-            lengths = share_lengths(length, self.count, "striped")
+            keys = [positions(length, n, rank, "striped") for rank in range(n)]
+            lengths = [len(of_rank) for of_rank in keys]
+            of_each = [blocks(queries, of_rank, causal=True) for of_rank in keys]
             ring = Ring(self.group, lengths, of_each, self._options.scale)
-            found.append(PromptRows(slice(at, at + len(queries)), batch.block_tables[b].tolist(), lengths, ring))
+            chunks.append(
+                PromptRows(slice(at, at + len(queries)), batch.block_tables[b].tolist(), lengths[self.rank], ring)
+            )
             at += len(queries)
-        return found
+        return Batch(
+            chunks,
+            token_ids=batch.token_ids[rows],
+            positions=batch.positions[rows],
+            logits_for=torch.arange(len(for_all), device=self.device),
+            slots=torch.where(mine, places, -1)[rows],
+            block_tables=batch.block_tables[sequence_of],
+            seq_lens=((batch.positions[for_all] + n - self.rank) // n).to(torch.int32),
+            cu_seqlens_q=torch.arange(len(for_all) + 1, dtype=torch.int32, device=self.device),
+            copies=batch.copies,
+        )
 
-    def attention(self, batch: Share) -> Attend:
+    def attention(self, batch: Batch) -> Attend:
         """Return a function that writes this process's keys and values, and then attends to those of all processes."""
         self.cache.copy_blocks(batch.copies)
         B = len(batch.seq_lens)
         plan = paged_attention_varlen.plan(
             batch.block_tables,
             batch.seq_lens,
-            torch.arange(B + 1, dtype=torch.int32, device=self.device),
+            batch.cu_seqlens_q,
             block_size=self.cache.block_size,
             backend=self.backend,
             decodes=True,
@@ -130,16 +108,10 @@ class ShardedMemory(PagedMemory):
                 merged, _ = merge_over_processes(*of_mine, group=self.group, check=False)
                 out[0, :, :B] = merged.transpose(0, 1)
             for chunk in batch.chunks:
-                keys = self._keys(layer, chunk, q.dtype)
-                out[:, :, chunk.rows], _ = chunk.ring.attend(q[:, :, chunk.rows], *keys)
+                k, v = self.cache.gather(layer, chunk.block_table, chunk.num_keys)
+                k, v = (x.to(q.dtype).transpose(0, 1)[None].contiguous() for x in (k, v))
+                v = v * self.v_scale if self.v_scale != 1.0 else v  # the scale of k is part of the options
+                out[:, :, chunk.rows], _ = chunk.ring.attend(q[:, :, chunk.rows], k, v)
             return out
 
         return attend
-
-    def _keys(
-        self, layer: int, chunk: PromptRows, dtype: torch.dtype
-    ) -> tuple[Float[Tensor, "1 Hkv S D"], Float[Tensor, "1 Hkv S D"]]:
-        """Return k and v of this process's tokens of a sequence. The scale of k is part of the options."""
-        k, v = self.cache.gather(layer, chunk.block_table, chunk.lengths[self.rank])
-        k, v = (x.to(dtype).transpose(0, 1)[None].contiguous() for x in (k, v))
-        return k, v * self.v_scale if self.v_scale != 1.0 else v

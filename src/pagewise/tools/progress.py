@@ -4,6 +4,7 @@ Without tqdm, or if stderr is a file, the same code runs without a bar.
 """
 
 import sys
+import threading
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -48,4 +49,6 @@ def _tqdm() -> Any:
         from tqdm import tqdm
     except ImportError:
         return None
+    if not hasattr(tqdm, "_lock"):  # by default it is a semaphore, too, which a process that is killed leaves behind
+        tqdm.set_lock(threading.RLock())
     return tqdm

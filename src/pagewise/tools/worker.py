@@ -4,7 +4,8 @@ No thread and no signal can end a call that hangs in C code or on a GPU. A kerne
 process without a GPU. The work is therefore done in another process, which is killed when it does not answer.
 """
 
-import multiprocessing
+import contextlib
+import multiprocessing.process
 import signal
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ class Failed(Exception):
     """A task without a result; the message says why."""
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager):
     """Call `make(*args)` once in a fresh process, and call its result with each task.
 
         with Worker(make, *args) as worker:
@@ -46,9 +47,6 @@ class Worker:
             status = status_of(self._process.exitcode)
             self.close()
             raise Failed(f"its process ended: {status}") from None
-
-    def __enter__(self) -> "Worker":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -88,6 +86,8 @@ def start(process: multiprocessing.process.BaseProcess, *, needs_main: bool = Fa
         process.start()
     finally:
         sys.modules["__main__"] = caller
+    if process.daemon:  # a fork of this program would end what it finds there
+        multiprocessing.process._children.discard(process)
 
 
 def described(error: BaseException) -> str:
