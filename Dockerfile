@@ -3,8 +3,8 @@
 #     docker build -t pagewise .
 #     docker run -p 8888:8888 --name pagewise pagewise
 #
-# Open the address that it prints. Later, docker start -a pagewise has what you changed. On a GPU with NVIDIA's container toolkit, add --build-arg TORCH_INDEX= (an empty
-# value) to the build and --gpus all to the run.
+# Open the address that it prints. Later, docker start -a pagewise has what you changed. On a GPU with NVIDIA's container
+# toolkit, add --build-arg TORCH_INDEX= (an empty value) to the build and --gpus all to the run.
 FROM python:3.12-slim-bookworm
 # hadolint ignore=DL3008
 RUN apt-get update \

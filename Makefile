@@ -15,7 +15,7 @@ ifneq ($(shell test -w "$$HOME" && echo writable),writable)
 export HOME := $(shell mkdir -p build/home)$(CURDIR)/build/home
 endif
 
-.PHONY: help environment lessons try lint stored again quick test test-full bench rehearse gpu-check lab changes refresh book clean
+.PHONY: help environment lessons try lint stored again suite notebooks quick test test-full bench rehearse gpu-check lab changes refresh book clean
 
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
@@ -49,13 +49,22 @@ try: environment
 # spares a hundred processes the compilation of the package.
 CORES := $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
 WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
+BESIDE := $(shell echo $$((($(CORES) + 1) / 2)))
 
 test: environment
 	$(PY) -m compileall -q --invalidation-mode checked-hash src
 	$(MAKE) --no-print-directory -j 2 lint stored again book
-	PAGEWISE_BOOK=build/book $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
-	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n $(CORES) \
-		--dist loadscope --no-loadscope-reorder $$(ls -r build/again/*.ipynb)
+	$(MAKE) --no-print-directory -j 2 suite notebooks
+
+suite: environment
+	PAGEWISE_BOOK=$(wildcard build/book) $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
+
+# They run beside the suite, in the time in which its tests wait. Their output comes at their end, in one piece.
+notebooks: environment
+	@mkdir -p build
+	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n $(BESIDE) \
+		--dist loadscope --no-loadscope-reorder $$(ls -r build/again/*.ipynb) > build/notebooks.txt 2>&1; \
+		status=$$?; cat build/notebooks.txt; exit $$status
 
 lint: environment
 	$(PY) -m ruff check .
@@ -76,6 +85,7 @@ test-full: environment
 		tests/test_triton_compiled_kernels.py tests/cudascope/test_through_ptx.py tests/cudascope/test_both_paths.py \
 		tests/cudascope/test_shares.py tests/cudascope/test_kinds_of_faults.py tests/cudascope/test_turns.py \
 		tests/cudascope/test_triton_programs.py tests/cudascope/test_views.py tests/cudascope/test_bulk_reductions.py \
+		tests/cudascope/test_gallery.py \
 		tests/test_lab.py \
 		tests/test_attention_contract.py tests/test_packaging.py tests/engine tests/test_architectures_cuda.py \
 		tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py

@@ -74,9 +74,15 @@ MODULES = {
 
 
 @functools.cache
+def parsed(file):
+    """Return the syntax tree of a file, which several tests look at and none changes."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(file, *, at_import_time=False):
     """The modules of this repository that a file imports, inside of functions too unless only import time counts."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     nodes = tree.body if at_import_time else ast.walk(tree)
     found = set()
     for node in nodes:
@@ -174,7 +180,7 @@ def test_only_three_names_are_imported_before_their_lessons():
     """`importlib` hides an import from the tests above. These are all its uses."""
     used = {}
     for name, file in MODULES.items():
-        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Call)]
         found = [ast.unparse(call.args[0]) for call in calls if "import_module" in ast.unparse(call.func)]
         if found:
             used[name] = found
@@ -205,7 +211,7 @@ def test_the_scheduler_of_the_engine_needs_no_torch():
     assert {"pagewise.engine.request", "pagewise.engine.memory"} <= below
     using = set()
     for module in below:
-        nodes = [node for node in ast.parse(MODULES[module].read_text()).body if not isinstance(node, ast.If)]
+        nodes = [node for node in parsed(MODULES[module]).body if not isinstance(node, ast.If)]
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
         using |= {module for name in names if name.split(".")[0] in ("torch", "jaxtyping")}
@@ -269,11 +275,11 @@ def test_pagewise_imports_only_public_names_of_cudascope():
     """A folder's docstring lists them after "Public:", by module and name."""
     hidden = set()
     for module, file in MODULES.items():
-        nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.ImportFrom)]
         for node in nodes:
             first, room, *rest = [*(node.module or "").split("."), "", ""]
             if first == "cudascope" and room not in ("", "gpus") and package_of(module) != "cudascope":
-                public = ast.get_docstring(ast.parse(MODULES[f"cudascope.{room}"].read_text())).partition("Public:")[2]
+                public = ast.get_docstring(parsed(MODULES[f"cudascope.{room}"])).partition("Public:")[2]
                 names = {f"{rest[0]}.{alias.name}" for alias in node.names}
                 hidden |= {(module, name) for name in names if not re.search(rf"\b{re.escape(name)}\b", public)}
     assert hidden == set()
@@ -330,7 +336,7 @@ LIMITS = {
 
 
 def test_the_ladder_of_kernels_keeps_its_limits():
-    trees = [ast.parse(file.read_text()) for file in SOURCES["pagewise.kernels"].glob("*.py")]
+    trees = [parsed(file) for file in SOURCES["pagewise.kernels"].glob("*.py")]
     functions = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
     too_large = {}
     for name, (most_parameters, most_lines) in LIMITS.items():

@@ -87,6 +87,7 @@ def test_partial_of_nothing_visible_is_empty(num_keys):
     assert all(torch.equal(a, b) for a, b in zip(both, nothing, strict=True))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rows_of_scores(), st.randoms(use_true_random=False))
 def test_any_pieces_merged_in_any_order_are_the_whole(row, chance: random.Random):

@@ -156,6 +156,7 @@ FOREIGN = {  # what a checkout has, and the way to the package inside it
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_package_whose_kernels_are_another_checkouts_is_refused(kind, tmp_path):
     """PYTHONPATH chooses the package, and an editable install the kernels. Changed kernels would never run."""

@@ -154,6 +154,7 @@ class Params(ctypes.Structure):
     _fields_ = (("factor", ctypes.c_float), ("offset", ctypes.c_double), ("bias", ctypes.c_void_p))
 
 
+@pytest.mark.slow
 def test_structs_vectors_and_enums_are_passed_by_value():
     x, bias = torch.ones(4), torch.tensor([0.0, 10.0, 20.0, 30.0])
     kernel = CudaKernel(FILE, "affine")
@@ -220,6 +221,7 @@ def test_variables_are_set_and_read_and_the_same_in_every_mode():
 # ------------------------------------------------------------------------------------------------ what is not there
 
 
+@pytest.mark.slow
 def test_a_missing_header_stops_the_kernel_where_it_is_needed_and_names_itself():
     kernel, x = CudaKernel(FILE, "with_a_missing_header"), torch.ones(1)
     kernel[1, 1](x, 0)
@@ -249,6 +251,7 @@ def test_what_can_never_run_is_an_error_with_file_and_line(name, after, message)
 # ------------------------------------------------------------------------------------------------ NVRTC
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reduce<float>", "scale(float*, int)", "add_int", "affine", "filter::convolve"])
 def test_nvrtc_gets_the_same_device_code(name):
     assert CudaKernel(FILE, name).resources("sm_80").registers > 0

@@ -32,6 +32,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", one_in_three(list(MODELS)))
 def test_a_reduction_of_integers(kind):
     y = Y.copy()
@@ -40,6 +41,7 @@ def test_a_reduction_of_integers(kind):
     assert np.array_equal(y, MODELS[kind](Y, X))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     one_in_three([
@@ -117,6 +119,7 @@ def reduce_kernel(d, x, OP: tl.constexpr, SIDE: tl.constexpr):
         d.atomic_xor(at, tile)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "op", "dtype"),
     one_in_three([
@@ -148,6 +151,7 @@ def rows_kernel(d, rows, x, GATHERS: tl.constexpr, NUM: tl.constexpr, WIDTH: tl.
         d.scatter(tl.load(at), which, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", one_in_three([torch.float16, torch.float32]))
 def test_a_descriptor_gathers_and_scatters_rows(dtype):
     matrix = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -163,6 +167,7 @@ def test_a_descriptor_gathers_and_scatters_rows(dtype):
     assert torch.equal(matrix, expected)
 
 
+@pytest.mark.slow
 def test_rows_outside_of_the_matrix_are_zeros_and_are_not_stored():
     matrix = torch.ones(8, 64)
     rows, x = torch.tensor([-1, 8, 7, 100, 0, 1, 2, 3], dtype=torch.int32), torch.full((8, 32), 5.0)

@@ -53,6 +53,7 @@ def test_the_example_of_a_struct_has_no_findings(capsys):
     assert capsys.readouterr().out == "1 launch checked, nothing found\n"
 
 
+@pytest.mark.slow
 def test_the_example_of_instructions_counts_the_turns_of_all_lanes(capsys):
     exec(compile(example("report.instructions"), "README.md", "exec"), {})
     shown = capsys.readouterr().out

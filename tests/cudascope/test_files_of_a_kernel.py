@@ -152,7 +152,8 @@ def in_project(project, monkeypatch, source, through):
     return kernel
 
 
-@pytest.mark.parametrize(("file", "through"), [("k.cu", "c++"), ("cut.cu", "c++"), ("k.cu", "ptx"), ("cut.cu", "ptx")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "through"), [("k.cu", "c++"), ("cut.cu", "c++"), ("cut.cu", "ptx")])
 def test_each_include_gives_the_file_that_every_compiler_takes(file, through, project, monkeypatch):
     kernel = in_project(project, monkeypatch, f"a/src/{file}", through)
     assert dict(zip(LOOKED_UP, result(kernel, len(LOOKED_UP)), strict=True)) == dict.fromkeys(LOOKED_UP, 1)
@@ -249,6 +250,7 @@ def changing(tmp_path):
     return lambda: CudaKernel(tmp_path / "src/k.cu", "k", options=[f"-I{tmp_path}/one", f"-I{tmp_path}/two"])
 
 
+@pytest.mark.slow
 def test_a_change_of_any_file_that_decides_is_a_new_build(changing, tmp_path):
     for expected in changes(tmp_path):
         assert result(changing()) == [expected]
@@ -268,6 +270,7 @@ def test_a_build_is_found_again_without_the_compiler(changing, tmp_path, monkeyp
     assert kernel._on_cpu.library(False).files == tuple(f"{tmp_path}/{name}" for name in opened)
 
 
+@pytest.mark.slow
 def test_a_missing_header_that_is_installed_is_a_new_build(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_build, "_OF_SYSTEM", (tmp_path / "system",))
     source = "#include <lacking_here.h>\n__global__ void k(int* x) { if (*x) { *x = lacking(); } }"

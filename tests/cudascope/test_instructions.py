@@ -302,6 +302,7 @@ def product_kernel(a, b, out, steps, ROWS: tl.constexpr):
     tl.store(out + row * 16 + col, acc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arch", "rows", "warps", "product", "per_step"),
     [("sm_80", 16, 1, "HMMA.16816.F32", 2), ("sm_90", 64, 4, "HGMMA.64x16x16.F32", 1)],  # 16 or 64 × 16 × 16 a step
@@ -383,6 +384,7 @@ def test_an_outer_loop_has_the_instructions_of_its_inner_loop(looping):
     assert outer.total > inner.total
 
 
+@pytest.mark.slow
 def test_loops_are_those_of_the_gpu_that_is_asked_for(looping):
     assert len(looping.loops("sm_90")) == len(looping.loops("sm_80")) == 2
     with pytest.raises(ValueError, match="its PTX is for sm_80, so arch cannot be 'sm_75'"):

@@ -488,6 +488,7 @@ def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path, monkeypatch):
         cache_dir()
 
 
+@pytest.mark.slow
 def test_resources_are_those_of_the_one_kernel_asked_for(empty_cache):
     source = """
     __global__ void small(int* x) { __shared__ int s[32]; s[threadIdx.x] = *x; __syncthreads(); *x = s[3]; }
@@ -534,6 +535,7 @@ def test_an_error_in_an_included_file_names_that_file(tmp_path, empty_cache):
         CudaKernel(tmp_path / "kernel.cu", "f").resources()
 
 
+@pytest.mark.slow
 def test_what_a_plain_cu_file_includes_is_there(empty_cache):
     nvidia = ["cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"]
     host = ["stdint", "float", "math", "limits", "stdio", "assert", "stddef"]

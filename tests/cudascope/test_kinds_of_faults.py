@@ -37,6 +37,7 @@ def line_of(text: str) -> int:
 # ------------------------------------------------------------------------------------------------ variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", PATHS)
 @pytest.mark.parametrize(
     ("which", "name", "size"),

@@ -324,6 +324,7 @@ def test_a_bulk_copy_is_one_request_of_one_lane_that_moves_its_sectors_once():
     assert (read.requests, read.lanes, read.bytes, read.bank_conflicts) == (1, 1, 1024, 0)
 
 
+@pytest.mark.slow
 def test_the_tiles_of_tensor_descriptors_move_their_sectors_once():
     with observe() as report, triton_compiled("sm_90"):
         product(in_warps=False, M=64)
@@ -349,6 +350,7 @@ def product_kernel(a, b, out, STEPS: tl.constexpr):
     tl.store(out + row * 16 + col, tl.exp2(acc))
 
 
+@pytest.mark.slow
 def test_a_triton_kernel_has_the_limits_of_its_arithmetic_and_its_tensors():
     a, b = torch.randn(16, 48, dtype=torch.float16), torch.randn(48, 16, dtype=torch.float16)
     out = torch.empty(16, 16)

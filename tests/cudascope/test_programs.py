@@ -13,6 +13,8 @@ import pytest
 
 from cudascope.command.line import FOUND_IN_PROGRAM
 
+pytestmark = pytest.mark.slow  # a build for nearly each test
+
 FOLDER = Path(__file__).parent / "programs"
 MISTAKES = FOLDER / "mistakes.cu"
 OWN_STATUS = 3  # of the program of mistakes

@@ -238,6 +238,7 @@ def test_a_check_of_bulk_copies_knows_their_fences_and_values(source, rules):
     assert "race" in rules or np.array_equal(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_too_few_bytes_for_a_phase_are_a_deadlock_at_once(mode):
     x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)

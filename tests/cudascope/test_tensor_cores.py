@@ -36,6 +36,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_product_equals_torch_under_any_schedule(name):
     m, n, k, kind, sums, columns_a, columns_b = PRODUCTS[name]

@@ -230,6 +230,7 @@ def test_a_missing_barrier_is_found_at_the_lines_of_the_source(tmp_path):
     assert "`row[threadIdx.x] = in[threadIdx.x];`" in str(found) or "`return 2 * row[127 - i];`" in str(found)
 
 
+@pytest.mark.slow
 def test_findings_and_counts_are_those_of_the_cpp():
     x, out = torch.arange(128.0), torch.empty(100)
     seen = []

@@ -67,6 +67,7 @@ def test_a_kernel_gets_ints_floats_bools_tuples_constants_and_helpers_of_another
             assert not out[100:].any()
 
 
+@pytest.mark.slow
 def test_reports_name_the_arguments_and_the_lines_of_the_python_source():
     x, out = torch.ones(128), torch.zeros(128)
     arguments = x, x, out, 128, 1.0, False, (x, 1, 1.0)

@@ -57,6 +57,7 @@ def constants_kernel(x, out, N: tl.constexpr):
     tl.store(out + i, inner(value, x.dtype.element_ty) + rounded_up(N) + chosen(2) + chosen(N) + ceil_of(0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", one_in_three([torch.int16, torch.float32]))
 def test_a_function_in_a_constexpr_is_called_by_the_compiler(dtype):
     x, out = torch.arange(32).to(dtype), torch.zeros(32, dtype=dtype)
@@ -66,6 +67,7 @@ def test_a_function_in_a_constexpr_is_called_by_the_compiler(dtype):
     assert torch.equal(out, expected.to(dtype))
 
 
+@pytest.mark.slow
 def test_a_closure_and_a_method_of_a_constant_function():
     unit = 5
 
@@ -86,6 +88,7 @@ def test_a_closure_and_a_method_of_a_constant_function():
     assert out.item() == 24
 
 
+@pytest.mark.slow
 def test_functions_of_a_script_are_known_to_the_compiler(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent("""
@@ -264,6 +267,7 @@ def halves_kernel(x, y, out, SIZE: tl.constexpr):
     tl.store(out + 2 * SIZE + i, tl.where(a != a, b, a))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "arch"), one_in_three(list(product([torch.float16, torch.bfloat16, torch.int16], ["sm_80", "sm_90"])))
 )
@@ -399,6 +403,7 @@ def product_of_halves_kernel(a, b, out, STEPS: tl.constexpr):
     tl.store(out + row * 16 + column, acc)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "arch"), one_in_three(list(product([3, 1, 2], ["sm_90", "sm_80"]))))
 def test_sums_of_halves_may_be_unpacked_before_the_wait(arch, steps):
     """Triton writes `mov.b32 {%rs1, %rs2}` of a wgmma's result before wgmma.wait_group."""

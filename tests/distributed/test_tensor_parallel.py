@@ -139,6 +139,7 @@ class Group(NamedTuple):
         return self.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt2", "qwen2"])
 def test_a_process_reads_only_its_own_slices_of_a_checkpoint(architecture, tmp_path, monkeypatch):
     save_random(architecture, tmp_path)

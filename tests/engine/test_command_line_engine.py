@@ -74,6 +74,7 @@ def test_flags_of_both_commands_reach_the_engine(command, tmp_path, monkeypatch,
     assert re.match(r"(error: enough seen\n){2}error: .*table.json: not a saved Dataflow", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_with_speculation_it_prints_the_same_text_in_fewer_steps(monkeypatch, capsys):
     engines = []
     usual = LLM.__init__

@@ -146,6 +146,7 @@ def test_a_gpt2_from_a_file_is_laid_out_for_the_products(tmp_path, taken):
     assert [weight.T.is_contiguous() for weight in weights] == [True] * 2 * 4
 
 
+@pytest.mark.slow
 def test_the_kernels_themselves_serve(shapes_unchecked):
     """Simulated, so that only one product goes to a kernel."""
     model = new_model("gpt2")

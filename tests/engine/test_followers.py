@@ -138,6 +138,7 @@ def test_each_process_holds_its_share_of_weights_and_cache_and_no_more(both, fol
         assert process["weights"] == sum(weight.nbytes for weight in weights.values())
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_memory_of_a_process_is_served(in_threads):
     model, prompt = llama(), [1 + i % (VOCAB - 1) for i in range(60)]
     options = {"num_blocks": 9, "block_size": 4, "max_num_batched_tokens": 16}
@@ -265,6 +266,7 @@ def test_blocks_of_all_processes_together_take_a_quarter_of_a_cpus_memory(in_thr
             assert llm.memory.manager.num_blocks == expected
 
 
+@pytest.mark.slow
 def test_a_process_that_belongs_to_a_group_of_one_can_start_followers(in_threads, tmp_path):
     dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
     try:

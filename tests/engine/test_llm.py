@@ -95,6 +95,7 @@ def test_a_stream_that_is_left_or_never_begun_holds_nothing():
     assert nothing_is_held(llm)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_after_a_preemption(shapes_unchecked):
     params = [SamplingParams(max_tokens=16, seed=seed, top_p=0.95) for seed in range(4)]
     prompts = [PROMPTS[0]] * 4
@@ -417,6 +418,7 @@ def test_a_tokenizer_that_fails_ends_its_own_sequence_and_no_other(at, prompt, p
     assert nothing_is_held(llm)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_text_is_made_costs_no_letter():
     for at in range(6):
         llm, heard = engine(), {}
@@ -535,6 +537,7 @@ def test_greedy_requests_leave_torchs_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_the_most_new_tokens_are_what_context_and_memory_leave():
     assert engine(num_blocks=64).max_new_tokens("x" * 100) == MODEL.config.max_position_embeddings - 100
     for attention in ("paged", "dense"):

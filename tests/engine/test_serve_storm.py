@@ -22,7 +22,7 @@ from pagewise.models import tiny_model
 
 pytestmark = pytest.mark.slow
 
-SECONDS = float(os.environ.get("PAGEWISE_STORM_SECONDS", 5))
+SECONDS = float(os.environ.get("PAGEWISE_STORM_SECONDS", 3))
 NUM_CLIENTS, MAX_QUEUE = 64, 48  # so that some are told to come back later
 
 

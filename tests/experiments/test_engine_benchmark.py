@@ -228,6 +228,7 @@ def test_tokens_and_the_share_of_the_prefix_cache_are_exact(everything):
         assert block["Prefill served by the prefix cache"] == f"{served:.1%}", name
 
 
+@pytest.mark.slow
 def test_everybody_generates_the_same(everything):
     for kind in ("identical", "distinct"):
         rows = everything.split(f"tiny, {kind} prompts")[1].split("\n\n")[0].splitlines()[1:]

@@ -84,6 +84,7 @@ def test_the_command_prints_a_table_for_each_kind_of_prompts(monkeypatch, capsys
     assert [line.split("  ")[0] for line in distinct.splitlines()[1:]] == [n for n in variants() if "dense" in n]
 
 
+@pytest.mark.slow
 def test_the_source_table_compares_both_memories_in_each_mode(capsys):
     few = ["source", "--requests", "3", "--prompt-tokens", "40", "--new-tokens", "4", "--repeats", "2"]
     run_on_a_cpu(main, *few)

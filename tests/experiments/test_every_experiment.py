@@ -68,6 +68,7 @@ def test_every_method_is_right_and_timed_or_says_why_not(trials, shape, ours, ke
     assert [result for result in found.values() if isinstance(result, str) and "wrong" in result] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trials", "shape"), SHAPES)
 def test_a_wrong_method_and_one_that_cannot_be_prepared_are_rows_without_a_time(trials, shape, tmp_path):
     first, second, *_, again = trials.methods(CPU, shape)

@@ -28,6 +28,7 @@ def test_the_ring_turns(num_stages, num_tiles):
         assert order == expected
 
 
+@pytest.mark.slow
 def test_the_timeline_tells_the_warps_of_several_rows_apart():
     few, many = ring_timeline(3, K=9 * TILE_K, M=3), ring_timeline(3, K=9 * TILE_K, M=9)
     assert sorted(few) == sorted(many)

@@ -120,6 +120,7 @@ def test_table_shows_the_counts_in_millions():
     assert shown == [f"{count / 1e6:.1f}" for count in counts]
 
 
+@pytest.mark.slow
 def test_the_kernel_reads_less_than_the_stream_because_it_holds_no_scores():
     assert score(method("CUDA")).bytes_read < score(method("streamed")).bytes_read
 

@@ -13,6 +13,7 @@ from pagewise.experiments.free_changes import (
 from pagewise.experiments.precision import BFLOAT16, FLOAT16, errors, errors_of_stored, in_tiles
 
 
+@pytest.mark.slow
 def test_an_option_moves_bytes_as_an_operation_and_none_in_a_kernel():
     apart, fused = moved_by_option()
     assert list(apart) == list(fused) == list(OPTIONS)

@@ -1,5 +1,6 @@
 """The batch over time: the seats of requests, the caption of each step, and the owners of blocks."""
 
+import pytest
 from matplotlib.colors import to_rgb, to_rgba
 from stepped import captions, figures_drawn, shown_without_scripts
 
@@ -30,6 +31,7 @@ def both(**options):
     return batch_steps({"static": MOMENTS, "other": MOMENTS[:2]}, 2, title="Who?", alt="Seats.", **options)
 
 
+@pytest.mark.slow
 def test_each_step_says_who_computes_how_much_and_who_waits():
     said = captions(both())
     assert len(said) == 5

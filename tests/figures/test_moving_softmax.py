@@ -48,6 +48,7 @@ def test_the_end_is_attention(pieces, unrendered):
     assert said_of(pieces=pieces)[-1] == f"All keys seen. Divide once, at the end: acc / l = {out:.3f}."
 
 
+@pytest.mark.slow
 def test_a_row_without_visible_keys_ends_at_zero():
     assert said_of(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
 

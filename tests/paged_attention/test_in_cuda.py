@@ -461,6 +461,7 @@ def test_compiles_without_spills(kernel, arch):
     assert resources.spilled_bytes == 0 or head_size > 128
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_merge_compiles_without_spills(arch):
     sizes = [(dtype, head_size) for head_size, dtype in in_turns(AXES["head_size"], AXES["dtype"])]

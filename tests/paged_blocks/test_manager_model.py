@@ -1,6 +1,6 @@
 """Model-based test of the block manager: random calls against a dictionary of tokens, checked after every step.
 
-10 000 steps; `PAGEWISE_MODEL_STEPS=100000 pytest tests/paged_blocks/test_manager_model.py` takes more, differently each
+4,000 steps; `PAGEWISE_MODEL_STEPS=100000 pytest tests/paged_blocks/test_manager_model.py` takes more, differently each
 time.
 K and V hold a number made from *all* tokens up to their own, as in a transformer. A block shared after the wrong
 prefix, a lost copy and an overwritten block therefore all show up as wrong content.
@@ -31,7 +31,7 @@ from pagewise.paged_blocks import BlockManager, OutOfBlocks, PagedKVCache
 pytestmark = pytest.mark.slow
 
 ASKED = "PAGEWISE_MODEL_STEPS" in os.environ
-NUM_STEPS = int(os.environ.get("PAGEWISE_MODEL_STEPS", "10000"))
+NUM_STEPS = int(os.environ.get("PAGEWISE_MODEL_STEPS", "4000"))
 
 picks = st.integers(0, 99)
 tokens = st.integers(0, 2)  # few, so that prompts meet

@@ -218,6 +218,7 @@ def test_a_refused_write_writes_nothing(wrong, error, says, backend, kernel_devi
     assert not bits(cache.v).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("cache_dtype", [torch.float32, FLOAT8[0]])
 def test_op_is_registered_soundly(cache_dtype, layout, kernel_device):

@@ -88,7 +88,7 @@ def test_a_home_that_cannot_be_written_is_replaced_and_text_is_utf_8(kind, make_
     assert expected.is_dir()
 
 
-@pytest.mark.parametrize(("cores", "workers"), [(1, ["2", "1"]), (4, ["5", "4"]), (16, ["8", "8"])])
+@pytest.mark.parametrize(("cores", "workers"), [(1, ["2", "1"]), (4, ["5", "2"]), (16, ["8", "4"])])
 def test_the_number_of_test_workers_follows_the_cores_up_to_eight(cores, workers, tmp_path):
     (tmp_path / "nproc").write_text(f"#!/bin/sh\necho {cores}\n")
     (tmp_path / "nproc").chmod(0o755)

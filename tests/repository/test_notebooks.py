@@ -76,6 +76,7 @@ def test_canonical_form_drops_what_depends_on_the_run():
 needs_a_kernel = pytest.mark.skipif(find_spec("ipykernel") is None, reason="running notebooks needs ipykernel")
 
 
+@pytest.mark.slow
 @needs_a_kernel
 def test_run_executes_into_another_folder_and_leaves_the_source_alone(tmp_path):
     source, out = tmp_path / "lessons", tmp_path / "out"

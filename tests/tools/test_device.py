@@ -243,6 +243,7 @@ def test_the_gpu_of_an_architecture_is_the_same_everywhere(sm, monkeypatch):
     assert (attributes[97], attributes[16]) == (gpu.shared_bytes, gpu.num_sms)
 
 
+@pytest.mark.slow
 def test_a_compiled_kernel_reads_bfloat16_where_the_interpreter_gets_copies_in_float32():
     x = torch.randn(2, 64).bfloat16()
     with triton_compiled("sm_80"), observe() as report:
