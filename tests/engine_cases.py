@@ -24,8 +24,8 @@ def serve(jobs, prompts, sampling):
     Returns what this process has of each engine: tokens, counts, and the bytes of its weights and cache.
     """
     results, runners = [], []
-    make_runner = leader.make_runner
-    leader.make_runner = lambda *args: runners.append(make_runner(*args)) or runners[-1]
+    ModelRunner = leader.ModelRunner
+    leader.ModelRunner = lambda *args: runners.append(ModelRunner(*args)) or runners[-1]
     for model, options in jobs:
         try:
             with LLM(model, **options) as llm:
@@ -41,7 +41,7 @@ def serve(jobs, prompts, sampling):
                 )
         except SystemExit:  # a follower ends when process 0 closes its engine
             results.append(held(runners[-1]))
-    leader.make_runner = make_runner
+    leader.ModelRunner = ModelRunner
     return results
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pagewise.engine.request import Request, Sequence
 from pagewise.engine.sampling import Row, sample
 from pagewise.engine.sampling_params import SamplingParams
 
@@ -65,6 +66,15 @@ class Job(NamedTuple):
     choice: int = 0
 
 
+def row(
+    logits: int, sampling: SamplingParams, tokens: list[int], num_new: int, seed: int = 0, choice: int = 0, **more
+) -> Row:
+    """The draw after these tokens, of which num_new are new. `more`: drafts, and the request's ends."""
+    request = Request(tokens[: len(tokens) - num_new], sampling, None, more.get("ends", frozenset()), seed)
+    sequence = Sequence(tokens, choice)
+    return Row(logits, request, sequence, more.get("drafts", ()))
+
+
 def continued(model: ExactModel, jobs: list[Job]) -> list[tuple[list[int], str]]:
     """(token_ids, finish_reason) of each job, by nothing of the engine but `sample`: all it keeps is two sums."""
     tokens, results = [list(job.prompt) for job in jobs], [None] * len(jobs)
@@ -76,7 +86,7 @@ def continued(model: ExactModel, jobs: list[Job]) -> list[tuple[list[int], str]]
         for i, j in enumerate(live):
             num_new, sampling = len(tokens[j]) - len(jobs[j].prompt), jobs[j].sampling
             ends = frozenset(sampling.stop_ids) | frozenset(() if sampling.ignore_eos else model.eos_token_ids)
-            rows.append(Row(i, sampling, tokens[j], sampling.seed or 0, jobs[j].choice, num_new, ends=ends))
+            rows.append(row(i, sampling, tokens[j], num_new, sampling.seed or 0, jobs[j].choice, ends=ends))
         for j, pick in zip(live, sample(logits, rows), strict=True):
             tokens[j].append(pick.token)
             new, sampling = tokens[j][len(jobs[j].prompt) :], jobs[j].sampling

@@ -47,7 +47,7 @@ class Server:
 
     def is_idle(self) -> bool:
         """Nothing is held any more: no request, no block."""
-        manager = self.llm.memory.manager
+        manager = self.llm.memory
         free = manager.num_free_blocks == manager.num_blocks
         return free and not (self.engine.num_held or self.llm.has_unfinished or self.engine._answers)
 

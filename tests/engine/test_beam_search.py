@@ -215,13 +215,13 @@ def test_a_preempted_search_finds_the_same(alone):
     outputs = llm.generate(PROMPTS, BEAMS)
     assert llm.scheduler.num_preemptions > 0
     assert texts(outputs) == alone
-    assert llm.memory.manager.num_free_blocks == 27
+    assert llm.memory.num_free_blocks == 27
 
 
 def test_beams_share_the_blocks_of_what_they_have_in_common():
     """The 41 prompt tokens fill 10 blocks of 4. Without sharing, four beams would hold at least 44 blocks."""
     llm = engine(64, block_size=4, prefix_cache=False)
-    manager = llm.memory.manager
+    manager = llm.memory
     request_id = llm.add_request(PROMPTS[0][:41], BEAMS)
     used, copies = [], []
     while llm.has_unfinished:
@@ -244,9 +244,9 @@ def test_an_aborted_search_leaves_nothing():
     request_id = llm.add_request(PROMPTS[0], BEAMS)
     for _ in range(5):
         llm.step()
-    assert llm.memory.manager.num_free_blocks < 64
+    assert llm.memory.num_free_blocks < 64
     llm.abort(request_id)
-    assert llm.memory.manager.num_free_blocks == 64
+    assert llm.memory.num_free_blocks == 64
     assert not llm.has_unfinished
 
 

@@ -199,14 +199,14 @@ def in_threads(monkeypatch):
 
 def test_all_processes_replay_graphs_of_the_same_decode_steps(in_threads, captured, monkeypatch):
     """The graphs are replayed on the CPU, and each replay computes the all-reduces of its process again."""
-    make_runner = leader.make_runner
+    ModelRunner = leader.ModelRunner
 
     def with_graphs(*args):
-        runner = make_runner(*args)
+        runner = ModelRunner(*args)
         runner._graphs = DecodeGraphs(runner)
         return runner
 
-    monkeypatch.setattr(leader, "make_runner", with_graphs)
+    monkeypatch.setattr(leader, "ModelRunner", with_graphs)
     prompts, params = PROMPTS[1:], SamplingParams(max_tokens=8, temperature=0)
     with LLM(llama(), **CRAMPED, tensor_parallel=2) as llm:
         found = tokens_of(llm, prompts, params)
@@ -221,7 +221,7 @@ def test_a_model_of_the_caller_is_shared_by_any_number_that_divides_its_heads(co
     with LLM(model, **CRAMPED | {"device": None}, tensor_parallel=count) as llm:
         assert tokens_of(llm, PROMPTS, SAMPLING) == tokens_of(LLM(model, **CRAMPED), PROMPTS, SAMPLING)
         assert (llm.model.num_kv_heads, model.num_kv_heads) == (6 // count, 6)
-        assert llm.memory.manager.num_free_blocks == CRAMPED["num_blocks"]
+        assert llm.memory.num_free_blocks == CRAMPED["num_blocks"]
         sizes = [llm.memory.nbytes, LLM(model, **CRAMPED).memory.nbytes]
         assert sizes[0] * count == sizes[1]
 
@@ -263,7 +263,7 @@ def test_blocks_of_all_processes_together_take_a_quarter_of_a_cpus_memory(in_thr
             ),
         )
         with LLM(llama(), tensor_parallel=2) as llm:
-            assert llm.memory.manager.num_blocks == expected
+            assert llm.memory.num_blocks == expected
 
 
 @pytest.mark.slow
@@ -340,8 +340,8 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention": "dense"}, 'context_parallel = 2 needs attention="paged", got "dense"'),
-        ({"backend": "cuda"}, 'context_parallel needs backend="torch" or "triton", got "cuda"'),
+        ({"attention": "dense"}, 'context_parallel = 2 needs attention="paged", got attention="dense"'),
+        ({"backend": "cuda"}, 'context_parallel needs backend="auto", "torch" or "triton", got backend="cuda"'),
         ({"memory": print}, "context_parallel has a memory of its own: leave memory out"),
         ({"tensor_parallel": 2, "device": "cuda:0"}, "with tensor_parallel = 2 · context_parallel = 2, got"),
         ({"group_timeout": -1.0}, "group_timeout must be a finite number"),
@@ -424,7 +424,7 @@ def interrupted(llm):
 
 def failing_outside_of_the_model(llm):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pagewise.engine.steps.draw", lambda *_: 1 / 0)
+        patch.setattr("pagewise.engine.llm.draw", lambda *_: 1 / 0)
         llm.generate(TEXTS, SAMPLING)
 
 
@@ -475,7 +475,7 @@ def test_a_follower_that_stands_still_ends_the_engine_with_its_rank(served):
     with pytest.raises(GroupLost, match=message):
         served.generate(TEXTS, SAMPLING)
     assert not served.has_unfinished
-    assert served.memory.manager.num_free_blocks == 256
+    assert served.memory.num_free_blocks == 256
     assert has_ended(process.pid)
 
 

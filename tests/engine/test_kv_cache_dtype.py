@@ -190,8 +190,8 @@ def test_the_cache_takes_a_quarter_of_the_bytes_of_float32(backend):
 def test_four_times_as_many_float8_blocks_fit_into_free_memory(monkeypatch):
     block = 2 * 2 * 16 * 2 * 32 * 4  # K and V · layers · tokens · KV heads · D · bytes of float32
     monkeypatch.setattr("os.sysconf", {"SC_AVPHYS_PAGES": 4 * 5, "SC_PAGE_SIZE": block}.get)
-    assert LLM(MODEL).memory.manager.num_blocks == 5
-    assert LLM(MODEL, kv_cache_dtype=E4M3).memory.manager.num_blocks == 20
+    assert LLM(MODEL).memory.num_blocks == 5
+    assert LLM(MODEL, kv_cache_dtype=E4M3).memory.num_blocks == 20
 
 
 def test_torch_takes_a_head_size_that_float8_vectors_do_not_divide():

@@ -89,7 +89,7 @@ def test_a_stream_that_is_left_or_never_begun_holds_nothing():
     stream = llm.stream(PROMPTS[0], GREEDY)
     assert not llm.has_unfinished
     next(stream)
-    assert llm.num_running == 1
+    assert len(llm.scheduler.running) == 1
     stream.close()
     assert not llm.has_unfinished
     assert nothing_is_held(llm)
@@ -329,7 +329,7 @@ def test_what_ends_while_generate_runs_is_told_by_the_next_step():
     assert output.token_ids == unserved(PROMPTS[1])
     assert llm.has_unfinished
     assert [output.request_id for output in llm.step()] == [other]
-    assert llm.num_running == 1  # no one waited for the longer request
+    assert len(llm.scheduler.running) == 1  # no one waited for the longer request
     llm.abort(longer)
     assert not llm.has_unfinished
 
@@ -458,7 +458,7 @@ def test_generate_that_fails_forgets_its_requests_and_no_others(monkeypatch):
         patch.setattr(MODEL, "forward", lambda *a, **k: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.generate(PROMPTS[1:], GREEDY)
-    assert (llm.num_waiting, llm.num_running) == (1, 0)
+    assert (len(llm.scheduler.waiting), len(llm.scheduler.running)) == (1, 0)
     outputs = finished(llm)
     assert [(output.request_id, output.token_ids) for output in outputs] == [(other, unserved(PROMPTS[0]))]
 
@@ -551,10 +551,10 @@ def test_the_most_new_tokens_are_what_context_and_memory_leave():
 
 
 def test_without_num_blocks_there_is_room_for_all_sequences_or_a_quarter_of_the_free_memory(monkeypatch):
-    assert LLM(MODEL, max_num_seqs=3).memory.manager.num_blocks == 3 * 512 // 16
+    assert LLM(MODEL, max_num_seqs=3).memory.num_blocks == 3 * 512 // 16
     monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PHYS_PAGES": 9999, "SC_PAGE_SIZE": 4096}.get)
     memory = LLM(MODEL, max_num_seqs=100).memory
-    assert memory.nbytes <= 1_024_000 < memory.nbytes + memory.nbytes // memory.manager.num_blocks
+    assert memory.nbytes <= 1_024_000 < memory.nbytes + memory.nbytes // memory.num_blocks
     monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1, "SC_PHYS_PAGES": 9999, "SC_PAGE_SIZE": 4096}.get)
     with pytest.raises(ValueError, match="no memory for a block of 32768 bytes"):
         LLM(MODEL)

@@ -90,7 +90,7 @@ def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, capture
     assert {size for size, _ in captured} == sizes
     assert {width for _, width in captured} <= {1, 2, 4, 8}
     k = llm.memory.cache.k[0].flatten(0, 1)
-    assert (k[llm.memory.manager.num_blocks * 4 - 1] == 0).all()  # rows that are left over write nowhere
+    assert (k[llm.memory.num_blocks * 4 - 1] == 0).all()  # rows that are left over write nowhere
 
 
 def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from conftest import ROOT
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine import steps as steps_module
+from pagewise.engine import llm as llm_module
 from pagewise.engine.paged_memory import PagedMemory
 
 FULL = is_full()
@@ -43,34 +43,33 @@ def assert_sound(llm):
     ids = [request.id for request in running + waiting]
     assert ids == sorted(set(ids)), "oldest first, each once, who runs before who waits"
     held = [sequence for request in running for sequence in request.in_memory()]
-    assert sum(request.seats for request in running) <= scheduler.max_num_seqs
+    assert sum(request.seats for request in running) <= scheduler.config.max_num_seqs
     assert all(sequence.num_computed == 0 for request in waiting for sequence in request.live)
     assert all(sequence.num_computed < len(sequence.tokens) for sequence in held)
-    if not hasattr(memory, "manager"):
+    if not hasattr(memory, "num_free_blocks"):
         assert set(memory._kv) == set(held)
         assert set(memory._requests.values()) == set(running)
         assert memory.num_reserved <= memory.num_tokens
         return
-    manager = memory.manager
     for request in running + waiting:
         for sequence in request.live + request.finished:
             assert bool(sequence.block_table) == (sequence in held)
     blocks = [block for sequence in held for block in sequence.block_table]
-    counts = [blocks.count(block) for block in range(manager.num_blocks)]
-    assert counts == [manager.ref_count(block) for block in range(manager.num_blocks)]
-    assert manager.num_free_blocks == counts.count(0)
+    counts = [blocks.count(block) for block in range(memory.num_blocks)]
+    assert counts == [memory.ref_count(block) for block in range(memory.num_blocks)]
+    assert memory.num_free_blocks == counts.count(0)
     for sequence in held:
-        assert sequence.num_computed <= len(sequence.block_table) * manager.block_size
-        assert len(sequence.block_table) <= -(-len(sequence.tokens) // manager.block_size)
+        assert sequence.num_computed <= len(sequence.block_table) * memory.block_size
+        assert len(sequence.block_table) <= -(-len(sequence.tokens) // memory.block_size)
 
 
 def assert_empty(llm):
     """Assert that no request holds anything."""
     assert_sound(llm)
     assert not llm.has_unfinished
-    assert (llm.num_running, llm.num_waiting) == (0, 0)
-    if hasattr(llm.memory, "manager"):
-        assert llm.memory.manager.num_free_blocks == llm.memory.manager.num_blocks
+    assert not [*llm.scheduler.running, *llm.scheduler.waiting]
+    if hasattr(llm.memory, "num_free_blocks"):
+        assert llm.memory.num_free_blocks == llm.memory.num_blocks
     assert llm.memory.used_nbytes == 0
 
 
@@ -332,7 +331,7 @@ def broken(llm, fault, error, after):
         "write": (memory.cache, "writer" if of_paged else "write")
         if hasattr(memory, "cache")
         else (memory, "attention"),
-        "sampling": (steps_module, "sample"),
+        "sampling": (llm_module, "sample"),
         "resize": (memory, "resize"),
         "fork": (memory, "fork"),
         "commit": (memory, "commit"),

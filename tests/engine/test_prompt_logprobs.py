@@ -113,7 +113,7 @@ def test_what_cannot_be_scored_is_refused(fields, why):
 def test_no_sequence_is_longer_than_max_model_len():
     model, tokenizer = tiny_model()
     llm = LLM(model, tokenizer=tokenizer, max_model_len=40)
-    assert llm.memory.manager.num_blocks <= 64 * 3  # 64 sequences of 3 blocks, however much memory is free
+    assert llm.memory.num_blocks <= 64 * 3  # 64 sequences of 3 blocks, however much memory is free
     (output,) = llm.generate(["A" * 30], SamplingParams(max_tokens=10, ignore_eos=True))
     assert len(output.token_ids) == llm.max_new_tokens("A" * 30) == 10
     with pytest.raises(ValueError, match="a prompt of 30 tokens and max_tokens = 11 exceed the model's context of 40"):

@@ -59,8 +59,8 @@ LLMS = [
     ({"tensor_parallel": 0}, ValueError, "tensor_parallel must be at least 1, got 0"),
     ({"tensor_parallel": "2"}, TypeError, "tensor_parallel must be an int, got str"),
     ({"tensor_parallel": True}, TypeError, "tensor_parallel must be an int, got bool"),
-    ({"tensor_parallel": 2, "attention": "dense"}, ValueError, 'tensor_parallel = 2 needs attention="paged", got "d'),
-    ({"tensor_parallel": 2, "attention": "block_tensors"}, ValueError, 'attention="paged", got "block_tensors"'),
+    ({"tensor_parallel": 2, "attention": "dense"}, ValueError, 'tensor_parallel = 2 needs attention="paged", got att'),
+    ({"tensor_parallel": 2, "attention": "block_tensors"}, ValueError, 'got attention="block_tensors": others need'),
     ({"tensor_parallel": 2, "device": "cpu:0"}, ValueError, 'device must be "cpu" or "cuda" with tensor_parallel = 2'),
     ({"tensor_parallel": 2}, ValueError, "'no such folder!' is not a folder"),
     # with a model
@@ -78,8 +78,8 @@ LLMS = [
     ({"model": MODEL, "dataflow": FOREIGN_TABLE}, ValueError, r"table has \[16, 17\], the model has \[96, 48\], .*: p"),
     ({"model": MODEL, "dataflow": TABLE_OF_A_GPU}, ValueError, "on NVIDIA H999 .*, but the model is on CPU .*: p"),
     (UNIFIED | {"unified_max": 5.0}, TypeError, "unified_max must be a UnifiedMax or None, got float"),
-    (UNIFIED | {"attention": "paged"}, ValueError, "unified_max needs attention=\"dense\".*got 'paged'"),
-    (UNIFIED | {"backend": "cuda"}, ValueError, 'unified_max needs backend="torch" or "triton", got "cuda"'),
+    (UNIFIED | {"attention": "paged"}, ValueError, 'unified_max needs attention="dense", got attention="p'),
+    (UNIFIED | {"backend": "cuda"}, ValueError, 'unified_max needs backend=.*, got backend="cuda": cuda'),
 ]
 
 
@@ -148,4 +148,4 @@ def test_a_request_that_cannot_be_served_is_refused_and_disturbs_no_other(
         call(llm)
     outputs = finished(llm)
     assert [(output.request_id, output.token_ids) for output in outputs] == [(first, tokens_of_the_first)]
-    assert llm.memory.manager.num_free_blocks == 8
+    assert llm.memory.num_free_blocks == 8

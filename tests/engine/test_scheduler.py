@@ -14,15 +14,17 @@ from pagewise.paged_blocks import prefix_cache
 SIZES = KVSizes(num_hidden_layers=1, num_key_value_heads=1, head_dim=2)
 
 
-def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, **options):
+def scheduler(num_blocks=64, block_size=4, *, prefix_cache=False, dense=False, policy="continuous", **options):
     config = EngineConfig(
         num_blocks=num_blocks,
         block_size=block_size,
         prefix_cache=prefix_cache,
         attention="dense" if dense else "paged",
         backend="torch",
+        scheduler=policy,
+        **options,
     )
-    return Scheduler(config.new_memory(SIZES, torch.device("cpu"), torch.float32), **options)
+    return Scheduler(config.new_memory(SIZES, torch.device("cpu"), torch.float32), config)
 
 
 def add(scheduler, prompt, name=0, **sampling):
@@ -37,7 +39,7 @@ def add(scheduler, prompt, name=0, **sampling):
 def step(scheduler):
     """Run a step and add a token to each of its sequences. Return {request: [(start, stop), …]}."""
     chunks = scheduler.schedule()
-    assert sum(chunk.stop - chunk.start for chunk in chunks) <= scheduler.max_num_batched_tokens
+    assert sum(chunk.stop - chunk.start for chunk in chunks) <= scheduler.config.max_num_batched_tokens
     scheduler.computed(chunks)
     for request, sequence, _, stop, _ in chunks:
         if stop == len(sequence.tokens):
@@ -100,7 +102,7 @@ def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keep
     end(s, middle)
     assert step(s) == {0: [(5, 6)], 2: [(0, 8)], 3: [(0, 2)]}
     end(s, old), end(s, young), end(s, late)
-    assert s.memory.manager.num_free_blocks == 5
+    assert s.memory.num_free_blocks == 5
 
 
 def test_a_request_that_finds_no_block_gives_up_its_own_if_it_is_the_youngest():
@@ -203,7 +205,7 @@ def test_samples_share_the_blocks_of_their_prompt_until_they_write():
     s = scheduler(num_blocks=20)
     request = add(s, 10, 0, n=3)
     assert step(s) == {0: [(0, 10)]}
-    manager = s.memory.manager
+    manager = s.memory
     assert manager.stats().used == 3
     assert [manager.ref_count(block) for block in request.live[2].block_table] == [3, 3, 3]
     assert step(s) == {0: [(10, 11)] * 3}
@@ -218,7 +220,7 @@ def test_samples_that_were_preempted_share_again_what_they_have_in_common_and_de
         step(s)
     before = [[*one.tokens] for one in samples.live]
     s.preempt(samples)
-    manager = s.memory.manager
+    manager = s.memory
     assert manager.stats().used == len(old.live[0].block_table)
     assert step(s)[1] == [(0, 9)]  # what all begin with
     assert step(s)[1] == [(9, 13)] * 3  # what each has of its own, but for the newest token

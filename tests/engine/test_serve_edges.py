@@ -545,7 +545,7 @@ def test_an_errors_code_is_a_string_or_nothing(server):
         None: server.post(COMPLETION, {"prompt": "A", "top_p": 2}),
     }
     assert {code: answer.json()["error"]["code"] for code, answer in wrong.items()} == {code: code for code in wrong}
-    with server.engine.reserved(Answer("x"), 8):
+    with server.engine.reserved(Answer("x", "tiny"), 8):
         assert server.post(COMPLETION, {"prompt": "A"}).json()["error"]["code"] == "rate_limit_exceeded"
 
 

@@ -12,7 +12,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from serving import serving, soon, tiny_llm
 
-from pagewise.engine import steps
+from pagewise.engine import llm as llm_module
 from pagewise.engine.serve import engine_thread
 from pagewise.engine.serve import metrics as metrics_module
 from pagewise.engine.serve.engine_thread import Answer
@@ -108,8 +108,8 @@ def test_an_answer_is_counted_before_its_client_has_it(server, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_client_that_hangs_up_are_aborted_ones_and_their_tokens_count(server, monkeypatch, stream):
-    counts, choose, step = [], steps.sample, server.llm.step
-    monkeypatch.setattr(steps, "sample", lambda *a: counts.append(len(picks := choose(*a))) or picks)
+    counts, choose, step = [], llm_module.sample, server.llm.step
+    monkeypatch.setattr(llm_module, "sample", lambda *a: counts.append(len(picks := choose(*a))) or picks)
     monkeypatch.setattr(server.llm, "step", lambda: time.sleep(0.05) or step())
     body = {"prompt": ["A longer prompt", "B"], "n": 2, "max_tokens": 400, "stream": stream, "ignore_eos": True}
     if stream:
@@ -136,7 +136,7 @@ def test_refused_requests_count_by_status_and_nowhere_else(server):
     server.post(COMPLETION, {"prompt": "A", "temperature": -1})
     server.post(COMPLETION, b" " * (2**23 + 1))
     server.http.get("/v1/nothing")
-    with server.engine.reserved(Answer("x"), 8):
+    with server.engine.reserved(Answer("x", "tiny"), 8):
         assert server.post(COMPLETION, {"prompt": "A"}).status_code == 429
     refused = {"400": 2, "413": 1, "404": 1, "429": 1}
     assert read(server) == before | {f"request_refused_total{{{code}}}": n for code, n in refused.items()}
@@ -145,7 +145,7 @@ def test_refused_requests_count_by_status_and_nowhere_else(server):
 def test_gauges_say_what_runs_and_waits_and_is_in_use_after_each_step():
     with serving(tiny_llm(num_blocks=64, max_num_seqs=2)) as server, ThreadPoolExecutor() as threads:
         go, step, in_use = threading.Semaphore(0), server.llm.step, []
-        server.llm.step = lambda: (go.acquire(), step(), in_use.append(server.llm.memory.manager.stats().used))[1]
+        server.llm.step = lambda: (go.acquire(), step(), in_use.append(server.llm.memory.stats().used))[1]
         body = {"prompt": ["A" * 40, "B", "C"], "max_tokens": 3, "ignore_eos": True}
         answer = threads.submit(server.post, COMPLETION, body)
         assert soon(lambda: read(server)["num_requests_waiting"] == 3)

@@ -398,7 +398,7 @@ def test_the_line_of_a_client_that_hangs_up_says_how_far_it_came(server, log, mo
     body = json.dumps({"prompt": "A", "max_tokens": 400, "ignore_eos": True, "stream": stream})
     with connection(server) as client:
         client.sendall(head(body) + body.encode())
-        assert soon(lambda: server.llm.num_running == 1)
+        assert soon(lambda: len(server.llm.scheduler.running) == 1)
         if stream:
             read_until(client, b"text", 3)
     go.set()
@@ -540,7 +540,7 @@ def test_a_client_that_has_gone_is_not_taken_for_one(server, monkeypatch, stream
     body = json.dumps(json.loads(BODY) | {"stream": stream})
     with connection(server) as client:
         client.sendall(head(body) + body.encode())
-        assert soon(lambda: server.llm.num_waiting == 1)
+        assert soon(lambda: len(server.llm.scheduler.waiting) == 1)
         if stream:
             read_until(client, b"200 OK")
     assert soon(lambda: server.engine.num_held == 0)

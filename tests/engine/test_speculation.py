@@ -343,7 +343,7 @@ def test_refused_drafts_are_not_shared_and_hold_no_block(planned):
     seen = chunks_of(llm)
     params = greedy(24)
     serve(llm, [([9, 8, 7], params)], planned)
-    manager, refused = llm.memory.manager, 0
+    manager, refused = llm.memory, 0
     (request,) = llm.scheduler.waiting
     while True:
         llm.step()

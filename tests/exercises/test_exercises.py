@@ -312,7 +312,7 @@ def test_lesson_9_schedules_as_the_engine_does(model, arrivals, seats, budget):
 
 def test_lesson_9_preempts_whom_the_engine_preempts(model):
     llm = LLM(model, num_blocks=9, block_size=4, prefix_cache=False)
-    manager, scheduler = llm.memory.manager, llm.scheduler
+    manager, scheduler = llm.memory, llm.scheduler
     for i, length in enumerate((6, 8, 5, 7)):
         llm.add_request([i + 1] * length, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     seen = 0
@@ -368,7 +368,8 @@ def test_lesson_9_ends_with_an_engine_that_gives_the_tokens_of_the_package(model
 def test_lesson_9_draws_from_the_engines_distribution(kind):
     logits = torch.tensor([3.0, 10.0, 2.0, 5.0, 1.0]).log()
     p = solutions["token_probabilities"](logits, **{"temperature": 1.0, "top_k": 0, "top_p": 1.0} | kind)
-    picks = sample(logits[None], [Row(0, SamplingParams(**kind), [0], seed, 0) for seed in range(2000)])
+    requests = [Request([0], SamplingParams(**kind), None, seed=seed) for seed in range(2000)]
+    picks = sample(logits[None], [Row(0, request, request.live[0]) for request in requests])
     shares = torch.bincount(torch.tensor([pick.token for pick in picks]), minlength=5) / 2000
     assert (shares > 0).tolist() == (p > 0).tolist()
     torch.testing.assert_close(shares, p, atol=0.04, rtol=0)

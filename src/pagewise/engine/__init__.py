@@ -1,16 +1,15 @@
 """The serving engine: many prompts through one model at once (lesson 9).
 
-- llm: the class LLM, which makes an engine, generates and streams.
+- llm: the class LLM, which generates, streams, and computes step by step.
 - config: all options of an engine as one value, with their checks.
-- steps: the class Engine, which computes step by step.
-- prompts: checks of prompts and of requests.
+- prompts: what a caller gives, as the engine needs it.
 - scheduler: chooses the work of the next step.
 - request: a request, its sequences and its output.
 - text: the text of a sequence, as it grows.
 - memory, paged_memory: what keeps keys and values. `pagewise.experiments` has two rivals.
 - batch: the inputs of a step as one value.
 - model_runner: runs the model once for a step.
-- sampling_params, sampling, token_counts: draw tokens from logits.
+- sampling_params, sampling: draw tokens from logits.
 - beam_search: finds the likeliest sequences instead of drawing tokens.
 - speculation: drafts of the next tokens, which one step verifies.
 - leader: several processes. Process 0 decides every step, and other processes follow.

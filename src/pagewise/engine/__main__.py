@@ -7,13 +7,25 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pagewise.engine.command_line import Parser, add_engine_options, engine_config, given_fields
+from pagewise.engine.command_line import Parser, add_engine_options, add_fields, engine_config, given_fields
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.llm import LLM
 from pagewise.engine.sampling_params import SamplingParams
 from pagewise.models.load import TINY
 
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+SAMPLING = (
+    ("max_tokens", int, "tokens to generate at most"),
+    ("min_tokens", int, "tokens before it may end"),
+    ("temperature", float, "0: the likeliest token each time"),
+    ("top_k", int, "of the N likeliest tokens; 0: of all"),
+    ("top_p", float, "of the likeliest of this weight"),
+    ("min_p", float, "of tokens of N times the best weight"),
+    ("repetition_penalty", float, "for tokens met before"),
+    ("presence_penalty", float, "for tokens generated before"),
+    ("frequency_penalty", float, "for each time of these"),
+    ("seed", int, "the same text each time"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,31 +57,14 @@ def _token_ids(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m pagewise.engine",
-        description="Continue a prompt.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    shown = argparse.ArgumentDefaultsHelpFormatter
+    parser = Parser(prog="python -m pagewise.engine", description="Continue a prompt.", formatter_class=shown)
     parser.add_argument("prompt", help="a text, or token ids if the checkpoint has no tokenizer")
     parser.add_argument("--model", default=TINY, help="a folder or a hub id")
-    unset = argparse.SUPPRESS  # the checkpoint may recommend a value
-    for flag, kind, default, what in (
-        ("--max-tokens", int, 64, "tokens to generate at most"),
-        ("--min-tokens", int, 0, "tokens before it may end"),
-        ("--temperature", float, unset, "0: the likeliest token each time"),
-        ("--top-k", int, unset, "of the N likeliest tokens; 0: of all"),
-        ("--top-p", float, unset, "of the likeliest of this weight"),
-        ("--min-p", float, unset, "of tokens of N times the best weight"),
-        ("--repetition-penalty", float, unset, "for tokens met before"),
-        ("--presence-penalty", float, 0.0, "for tokens generated before"),
-        ("--frequency-penalty", float, 0.0, "for each time of these"),
-        ("--seed", int, None, "the same text each time"),
-    ):
-        parser.add_argument(flag, type=kind, default=default, metavar="N", help=what)
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the text; may come again")
-    parser.add_argument(
-        "--stop-token-ids", type=int, action="append", default=[], metavar="N", help="ends the text; may come again"
-    )
+    add_fields(parser, SAMPLING, {"max_tokens": 64})
+    several = {"action": "append", "default": [], "help": "ends the text; may come again"}
+    parser.add_argument("--stop", metavar="TEXT", **several)
+    parser.add_argument("--stop-token-ids", type=int, metavar="N", **several)
     parser.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
     add_engine_options(parser)
     parser.set_defaults(max_num_seqs=1)

@@ -1,10 +1,4 @@
-"""The inputs of one step as one value: tokens, their positions, and the places of their keys (lesson 9).
-
-- token_ids, positions, slots [total_q]: the numbers of all chunks, end to end.
-- cu_seqlens_q [B + 1]: chunk b has the rows cu[b] … cu[b + 1] − 1.
-- block_tables [B, M], seq_lens [B]: a row or a number for the sequence of each chunk.
-- logits_for [n]: the rows whose next token is wanted.
-"""
+"""The inputs of one step as one value: tokens, their positions, and the places of their keys (lesson 9)."""
 
 from collections.abc import Iterable
 from itertools import accumulate, pairwise
@@ -22,13 +16,13 @@ class Batch(NamedTuple):
     """The tokens of a step. A memory without block tables does not need the four fields after `logits_for`."""
 
     chunks: list[Chunk]
-    token_ids: Int64[Tensor, " total_q"]
+    token_ids: Int64[Tensor, " total_q"]  # those of all chunks, end to end, like positions and slots
     positions: Int64[Tensor, " total_q"]
-    logits_for: Int64[Tensor, " n"]
+    logits_for: Int64[Tensor, " n"]  # the rows whose next token is wanted
     slots: Int64[Tensor, " total_q"] | None = None
-    block_tables: Int32[Tensor, "B M"] | None = None
+    block_tables: Int32[Tensor, "B M"] | None = None  # of the sequence of each chunk
     seq_lens: Int32[Tensor, " B"] | None = None
-    cu_seqlens_q: Int32[Tensor, " B_and_1"] | None = None
+    cu_seqlens_q: Int32[Tensor, " B_and_1"] | None = None  # chunk b has the rows cu[b] … cu[b + 1] − 1
     copies: Iterable[tuple[int, int]] = ()  # blocks (from, to) that are copied before the step writes
 
     @classmethod

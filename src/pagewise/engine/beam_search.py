@@ -22,7 +22,6 @@ from torch import Tensor
 from pagewise.engine.memory import Memory
 from pagewise.engine.request import NOT_FINITE, Choice, Request, Sequence
 from pagewise.engine.sampling import Row, adjusted
-from pagewise.engine.text import Text
 
 
 class Branch(NamedTuple):
@@ -47,21 +46,22 @@ def select(request: Request, logits: Float[Tensor, "beams vocab"]) -> Selection:
     If the logits of a beam hold NaN or +inf, or nothing above -inf, the search ends. Its live beams then become
     choices with finish_reason "error".
     """
-    width, length = request.width, len(request.live[0].tokens) + 1 - len(request.prompt)
-    logits = logits.float()
+    width, start, beams = request.width, len(request.prompt), request.live
+    length, logits = len(beams[0].tokens) + 1 - start, logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
     if not sums.isfinite().all():
-        return Selection([], [_unfinished(request, beam, length - 1) for beam in request.live], NOT_FINITE)
-    rows = [
-        Row(i, request.sampling, beam.tokens, 0, 0, length - 1, counts=beam.counts, ends=request.ends)
-        for i, beam in enumerate(request.live)
-    ]
-    logprobs = adjusted(logits - sums, rows)
-    scores = torch.tensor([beam.score for beam in request.live], device=logits.device)
+        mean = max(1, length - 1)
+        ended = [Choice(beam.tokens[start:], None, "error", beam.score / mean) for beam in beams]
+        return Selection([], ended, NOT_FINITE)
+    logprobs = adjusted(logits - sums, [Row(i, request, beam) for i, beam in enumerate(beams)])
+    scores = torch.tensor([beam.score for beam in beams], device=logits.device)
     live, ended = branches(scores[:, None] + logprobs, width, request.ends)
     if length == request.sampling.max_tokens:
         live, ended = [], sorted([*live, *ended], key=lambda branch: -branch.score)[:width]
-    found = request.beams + [_hypothesis(request, branch, length) for branch in ended]
+    found = request.beams.copy()
+    for beam, token, score in ended:
+        reason = "stop" if token in request.ends else "length"
+        found.append(Choice([*beams[beam].tokens[start:], token], None, reason, score / length))
     found = sorted(found, key=lambda choice: -choice.score)[:width]
     if len(found) == width and live and live[0].score / length <= found[-1].score:
         live = []
@@ -95,7 +95,6 @@ def apply(request: Request, selection: Selection, memory: Memory) -> bool:
             if (beam := in_place.pop(branch.beam, None)) is None:
                 parent = parents[branch.beam]
                 beam = Sequence(parent.tokens.copy())
-                beam.counts = parent.counts and parent.counts.copy(beam.tokens)
                 forks.append(beam)
                 memory.fork(parent, beam)
             live.append(beam)
@@ -108,23 +107,3 @@ def apply(request: Request, selection: Selection, memory: Memory) -> bool:
         beam.tokens.append(branch.token)
         beam.score = branch.score
     return not request.live
-
-
-def _hypothesis(request: Request, branch: Branch, length: int) -> Choice:
-    token_ids = [*request.live[branch.beam].tokens[len(request.prompt) :], branch.token]
-    return Choice(token_ids, None, "stop" if branch.token in request.ends else "length", branch.score / length)
-
-
-def _unfinished(request: Request, beam: Sequence, length: int) -> Choice:
-    return Choice(beam.tokens[len(request.prompt) :], None, "error", beam.score / max(1, length))
-
-
-def with_texts(request: Request) -> list[Choice]:
-    """Return the choices with their texts, which leave out end tokens. Without a tokenizer they have none."""
-    if request.tokenizer is None:
-        return request.beams
-    text = Text(request.tokenizer, (), request.prompt)
-    return [
-        choice._replace(text=text.following(choice.token_ids[: -1 if choice.finish_reason == "stop" else None]))
-        for choice in request.beams
-    ]

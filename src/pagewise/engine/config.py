@@ -107,38 +107,50 @@ class EngineConfig:
     dtype: torch.dtype | str | None = None
 
     def __post_init__(self) -> None:
-        check_counts(
-            block_size=self.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            num_blocks=1 if self.num_blocks is None else self.num_blocks,
-            tensor_parallel=self.tensor_parallel,
-            max_model_len=1 if self.max_model_len is None else self.max_model_len,
-            context_parallel=self.context_parallel,
-        )
-        check_number("group_timeout", self.group_timeout, low=0.0)
+        given = [name for name in ("num_blocks", "max_model_len") if getattr(self, name) is not None]
+        counts = ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel", "context_parallel")
+        check_counts(**{name: getattr(self, name) for name in (*given, *counts)})
         check_counts(minimum=0, speculate=self.speculate)
-        for name, known in (
-            ("attention", tuple(MEMORIES)),
-            ("scheduler", SCHEDULERS),
-            ("generation_config", GENERATION_CONFIGS),
-        ):
-            if (value := getattr(self, name)) not in known:
-                *most, last = (f'"{one}"' for one in known)
-                raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")
+        check_number("group_timeout", self.group_timeout, low=0.0)
+        check_scales(self.k_scale, self.v_scale)
+        known = {"attention": tuple(MEMORIES), "scheduler": SCHEDULERS, "generation_config": GENERATION_CONFIGS}
+        for name, values in known.items():
+            if (value := getattr(self, name)) not in values:
+                raise ValueError(f"{name} must be {_one_of(values)}, got {value!r}")
         if self.prefix_cache is None:
             object.__setattr__(self, "prefix_cache", self.attention != "dense")
         check_flag("prefix_cache", self.prefix_cache)
-        if self.prefix_cache and self.attention == "dense":
-            raise ValueError('prefix_cache=True needs attention="paged": dense memory shares nothing')
-        object.__setattr__(self, "kv_cache_dtype", self._float8())
+        if self.kv_cache_dtype is not None:
+            float8 = next((dtype for dtype in FLOAT8 if self.kv_cache_dtype in (dtype, _short(dtype))), None)
+            if float8 is None:
+                said = 'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None, the model\'s dtype'
+                raise ValueError(f"{said}, got {self.kv_cache_dtype!r}")
+            object.__setattr__(self, "kv_cache_dtype", float8)
+        for name in ("k_scale", "v_scale"):
+            if self.kv_cache_dtype is None and (scale := getattr(self, name)) != 1.0:
+                said = f"{name} must be 1.0 where the cache has the model's dtype, got {scale}"
+                raise ValueError(f'{said}: give kv_cache_dtype="float8_e4m3fn", or leave {name} out')
         if isinstance(self.dtype, str):
             if self.dtype not in DTYPES:
                 raise ValueError(f"dtype must be {', '.join(DTYPES)} or a dtype of torch, got {self.dtype!r}")
             object.__setattr__(self, "dtype", DTYPES[self.dtype])
-        self._check_unified_max()
-        if self.num_processes > 1:
-            self._check_parallel()
+        if not isinstance(self.unified_max, UnifiedMax | None):
+            raise TypeError(f"unified_max must be a UnifiedMax or None, got {type(self.unified_max).__name__}")
+        blocks, paged, not_cuda = ("paged", "block_tensors"), ("paged",), ("auto", "torch", "triton")
+        is_unified, is_parallel = self.unified_max is not None, self.num_processes > 1
+        for option, is_set, name, values, why in (
+            ("prefix_cache=True", self.prefix_cache, "attention", blocks, "dense memory shares nothing"),
+            ("kv_cache_dtype", self.kv_cache_dtype, "attention", paged, "only the paged cache stores float8"),
+            ("unified_max", is_unified, "attention", ("dense",), "its kernel reads dense keys"),
+            ("unified_max", is_unified, "backend", not_cuda, "cuda has no kernel for it"),
+            (self.parallel, is_parallel, "attention", paged, "others need the requests in every process"),
+            ("context_parallel", self.context_parallel > 1, "backend", not_cuda, "cuda gives no lse"),
+        ):
+            if is_set and (value := getattr(self, name)) not in values:
+                raise ValueError(f'{option} needs {name}={_one_of(values)}, got {name}="{value}": {why}')
+        if is_parallel and self.device is not None and torch.device(self.device).index is not None:
+            said = f'device must be "cpu" or "cuda" with {self.parallel}, got "{self.device}"'
+            raise ValueError(f"{said}: each process chooses a GPU of its own")
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -156,56 +168,6 @@ class EngineConfig:
         sizes = {f"{name}_parallel": size for name, size in self.mesh.items() if size > 1 or self.num_processes == 1}
         return " · ".join(f"{name} = {size}" for name, size in reversed(sizes.items()))
 
-    def _float8(self) -> torch.dtype | None:
-        """Return the float8 dtype of the cache, or None if the cache has the model's dtype."""
-        check_scales(self.k_scale, self.v_scale)
-        if self.kv_cache_dtype is None:
-            for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
-                if scale != 1.0:
-                    raise ValueError(
-                        f"{name} must be 1.0 where the cache has the model's dtype, got {scale}: give "
-                        f'kv_cache_dtype="float8_e4m3fn", or leave {name} out'
-                    )
-            return None
-        dtype = next((one for one in FLOAT8 if self.kv_cache_dtype in (one, _short(one))), None)
-        if dtype is None:
-            raise ValueError(
-                f'kv_cache_dtype must be "float8_e4m3fn", "float8_e5m2" or None, the model\'s dtype, got '
-                f"{self.kv_cache_dtype!r}"
-            )
-        if self.attention != "paged":
-            raise ValueError(
-                f'kv_cache_dtype = {_short(dtype)} needs attention="paged", got attention="{self.attention}": only the '
-                f"paged cache stores float8"
-            )
-        return dtype
-
-    def _check_unified_max(self) -> None:
-        if self.unified_max is None:
-            return
-        if not isinstance(self.unified_max, UnifiedMax):
-            raise TypeError(f"unified_max must be a UnifiedMax or None, got {type(self.unified_max).__name__}")
-        if self.attention != "dense":
-            raise ValueError(
-                f'unified_max needs attention="dense", because its kernel reads dense keys, got {self.attention!r}'
-            )
-        if self.backend == "cuda":
-            raise ValueError('unified_max needs backend="torch" or "triton", got "cuda", which has no kernel for it')
-
-    def _check_parallel(self) -> None:
-        if self.attention != "paged":
-            raise ValueError(
-                f'{self.parallel} needs attention="paged", got "{self.attention}", which needs the requests in every '
-                f"process"
-            )
-        if self.context_parallel > 1 and self.backend == "cuda":
-            raise ValueError('context_parallel needs backend="torch" or "triton", got "cuda", which gives no lse')
-        if self.device is not None and torch.device(self.device).index is not None:
-            raise ValueError(
-                f'device must be "cpu" or "cuda" with {self.parallel}, got "{self.device}": '
-                f"each process chooses a GPU of its own"
-            )
-
     def completed(self, model: nn.Module) -> "EngineConfig":
         """Return the config for the part of a model that this process has: num_blocks, backend and dtypes are known.
 
@@ -216,30 +178,19 @@ class EngineConfig:
         weight, config, sizes = next(model.parameters()), model.config, kv_sizes(model)
         max_model_len = self.max_model_len or config.max_position_embeddings
         if max_model_len > config.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len = {max_model_len} exceeds the model's context of {config.max_position_embeddings} "
-                f"tokens: give less, or leave max_model_len out"
-            )
+            said = f"the model's context of {config.max_position_embeddings} tokens"
+            raise ValueError(f"max_model_len = {max_model_len} exceeds {said}: give less, or leave max_model_len out")
         for name, fits in (("attention", self.attention == "paged"), ("backend", self.backend != "cuda")):
             if sizes.sliding_window is not None and not fits:
-                raise ValueError(
-                    f'{name} = "{getattr(self, name)}" does not support sliding_window = {sizes.sliding_window} of the '
-                    f"model: leave {name} out"
-                )
+                said = f'{name} = "{getattr(self, name)}" does not support sliding_window = {sizes.sliding_window}'
+                raise ValueError(f"{said} of the model: leave {name} out")
         if self.kv_cache_dtype is not None and weight.dtype not in FLOATS:
-            raise ValueError(
-                f"kv_cache_dtype = {_short(self.kv_cache_dtype)} takes models in float32, float16 or bfloat16, got "
-                f"{_short(weight.dtype)}: leave kv_cache_dtype out"
-            )
-        dtype = self.kv_cache_dtype or weight.dtype
-        return replace(
-            self,
-            backend=self._backend_for(config, weight),
-            max_model_len=max_model_len,
-            num_blocks=self._num_blocks_for(
-                max_model_len, 2 * self.block_size * prod(sizes[:3]) * dtype.itemsize, weight
-            ),
-        )
+            said = f"takes models in float32, float16 or bfloat16, got {_short(weight.dtype)}"
+            raise ValueError(f"kv_cache_dtype = {_short(self.kv_cache_dtype)} {said}: leave kv_cache_dtype out")
+        block = 2 * self.block_size * prod(sizes[:3]) * (self.kv_cache_dtype or weight.dtype).itemsize  # bytes
+        backend = self._backend_for(config, weight)
+        num_blocks = self._num_blocks_for(max_model_len, block, weight)
+        return replace(self, backend=backend, max_model_len=max_model_len, num_blocks=num_blocks)
 
     def _backend_for(self, config: Any, weight: Tensor) -> str:
         """Return the backend that serves this model: "torch", "triton" or "cuda"."""
@@ -275,10 +226,8 @@ class EngineConfig:
         if self.num_blocks is not None:
             total = torch.cuda.mem_get_info(weight.device)[1] if weight.is_cuda else free_memory("SC_PHYS_PAGES")
             if self.attention != "dense" and self.num_blocks * block > total:
-                raise ValueError(
-                    f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes: give "
-                    f"fewer, or leave num_blocks out"
-                )
+                said = f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes"
+                raise ValueError(f"{said}: give fewer, or leave num_blocks out")
             return self.num_blocks
         if weight.is_cuda:
             free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
@@ -305,3 +254,8 @@ def free_memory(pages: str = "SC_AVPHYS_PAGES") -> int:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _one_of(names: tuple[str, ...]) -> str:
+    *most, last = (f'"{name}"' for name in names)
+    return f"{', '.join(most)} or {last}" if most else last

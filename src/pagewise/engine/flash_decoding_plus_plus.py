@@ -20,19 +20,14 @@ from pagewise.options import ScoreOptions
 
 
 class LinearBy(TorchFunctionMode):
-    """A context in which `compute(x, w, bias)` replaces `torch.nn.functional.linear`, for the thread that enters it."""
+    """A context in which `compute(input, weight, bias=None)` replaces torch's `linear`, for the thread that enters."""
 
-    def __init__(self, compute: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
         super().__init__()
         self.compute = compute
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function is linear:
-            return self._linear(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
-
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # as torch names them
-        return self.compute(input, weight, bias)
+        return (self.compute if function is linear else function)(*args, **(kwargs or {}))
 
 
 @torch.inference_mode()
@@ -43,9 +38,9 @@ def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
     """
     shapes = []
 
-    def compute(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        shapes.append(tuple(w.shape))
-        return linear(x, w, bias)
+    def compute(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        shapes.append(tuple(weight.shape))
+        return linear(input, weight, bias)
 
     token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     with LinearBy(compute):
@@ -74,8 +69,11 @@ def with_dataflow(model: nn.Module, dataflow: Dataflow) -> Callable[..., Tensor]
         has, needs = (", ".join(map(str, map(list, found))) or "none" for found in (dataflow.table, shapes))
         raise ValueError(f"dataflow has no weights of the model: its table has {has}, the model has {needs}: {remedy}")
 
+    def compute(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return dataflow.linear(input, weight, bias)
+
     def forward(*args: Any, **kwargs: Any) -> Tensor:
-        with LinearBy(dataflow.linear):
+        with LinearBy(compute):
             return model(*args, **kwargs)
 
     return forward

@@ -36,7 +36,7 @@ from pagewise.distributed.tensor_parallel import Cut, check_same_weights, check_
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, kv_sizes
 from pagewise.engine.interrupts import held_back
-from pagewise.engine.model_runner import ModelRunner, make_runner
+from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.sharded_memory import ShardedMemory
 from pagewise.models import load_model
 from pagewise.tools.device import best_device
@@ -208,7 +208,7 @@ def make_part(
     completed = config.completed(mine)
     completed = replace(completed, num_blocks=team.least(completed.num_blocks))
     sharded = {"memory": partial(ShardedMemory, group=team.groups["context"])} if config.context_parallel > 1 else {}
-    runner = make_runner(mine, replace(completed, **sharded))
+    runner = ModelRunner(mine, replace(completed, **sharded))
     team.least(0)  # all are ready
     team.wait_at_most(config.group_timeout)
     return runner, mine, tokenizer, completed

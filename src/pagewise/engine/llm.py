@@ -1,34 +1,59 @@
 """`LLM`: prompts in, text out, many at once (lesson 9).
 
-`steps` has the class `Engine`, which computes step by step. This module makes the parts of an engine, and adds the two
-methods that most users need: `generate` and `stream`.
+A step is a straight line:
+
+    scheduler.schedule() → chunks → runner.run(chunks) → logits → draw → tokens → the sequences → their texts
+
+All sequences get their tokens before any of them gets its text. A tokenizer that raises then ends its own sequence and
+no other. When another exception ends a step, its requests keep their tokens and wait again, and their memory is free.
+With tensor parallelism, other processes follow `runner.run`, and the rest of a step happens in this process.
 """
 
 import weakref
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from pagewise.engine import beam_search
 from pagewise.engine.config import EngineConfig
+from pagewise.engine.interrupts import held_back
 from pagewise.engine.leader import Leader
-from pagewise.engine.model_runner import make_runner
-from pagewise.engine.prompts import paired, sampling_defaults
-from pagewise.engine.request import Output, Piece, Request
-from pagewise.engine.sampling_params import SamplingParams
+from pagewise.engine.model_runner import ModelRunner
+from pagewise.engine.profile import Profile, span
+from pagewise.engine.prompts import paired, sampling_defaults, special_stops, token_ids
+from pagewise.engine.request import Choice, Chunk, Listener, Output, Piece, Request, Sequence
+from pagewise.engine.sampling import Row, chosen_seed, sample, scored
+from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.scheduler import Scheduler
-from pagewise.engine.steps import Engine, Prompt
+from pagewise.engine.speculation import verified
+from pagewise.engine.text import Text
 from pagewise.models import load_model
+from pagewise.paged_blocks.prefix_cache import as_token
 from pagewise.tools.device import best_device
 from pagewise.tools.progress import progress_bar
+from pagewise.tools.worker import described
+
+Prompt = str | Several[int] | Tensor
 
 
-class LLM(Engine, AbstractContextManager):
+class Drawn(NamedTuple):
+    """What a step has drawn. Nothing knows of it yet."""
+
+    picks: list[tuple[Request, Sequence, list[Pick | None]]]  # the right drafts and one more; None: not finite
+    searches: list[tuple[Request, beam_search.Selection]]
+    prompts: list[tuple[Request, list[dict[int, float]]]]  # log p of prompt tokens
+
+
+class LLM(AbstractContextManager):
     """A model, its memory, and a scheduler between them. One thread at a time may call it.
 
     On a CPU, it keeps packed copies of the model's weights if they fit a quarter of the free memory (see
@@ -48,33 +73,34 @@ class LLM(Engine, AbstractContextManager):
         if "data_parallel" in fields:
             raise TypeError("LLM has no data_parallel: start a server for each replica, as lessons/cluster.md says")
         config = EngineConfig(**fields) if config is None else replace(config, **fields)
-        self._leader = None
+        _check_model(model, config)
+        self._leader, found = None, None
         with ExitStack() as on_error:
             on_error.callback(self.close)
-            if config.num_processes == 1:
-                mine, tokenizer = _loaded(model, tokenizer, config)
-                self.config = config.completed(mine)
-                runner = make_runner(mine, self.config)
-            else:
-                _check_model(model, config)
+            if config.num_processes > 1:
                 self._leader = Leader(model, config)
-                runner, mine, found, self.config = self._leader.part
-                tokenizer = tokenizer or found
-            recommended = sampling_defaults(mine, config.generation_config)
+                self.runner, model, found, config = self._leader.part
+                weakref.finalize(self, self._leader.close)
+            else:
+                if not isinstance(model, nn.Module):
+                    device = best_device() if config.device is None else torch.device(config.device)
+                    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+                    model, found = load_model(model, dtype=dtype, device=device)
+                config = config.completed(model)
+                self.runner = ModelRunner(model, config)
+            self.sampling_defaults = sampling_defaults(model, config.generation_config)
             on_error.pop_all()
-        self.backend = self.config.backend  # that computes attention
-        if self._leader is not None:
-            weakref.finalize(self, self._leader.close)
-        scheduler = Scheduler(
-            runner.memory,
-            policy=config.scheduler,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            speculate=config.speculate,
-        )
-        super().__init__(mine, tokenizer, scheduler, runner)
-        self.sampling_defaults = recommended
-        self.max_model_len = self.config.max_model_len
+        self.model, self.tokenizer, self.config = model, tokenizer or found, config
+        self.memory, self.scheduler = self.runner.memory, Scheduler(self.runner.memory, config)
+        self.backend, self.max_model_len = config.backend, config.max_model_len
+        of_tokenizer = getattr(self.tokenizer, "eos_token_id", None)
+        self._ends = frozenset(getattr(model, "eos_token_ids", ())) | {of_tokenizer} - {None}
+        self._requests: dict[int, Request] = {}
+        self._next_id = 0
+        self.failed_ids: list[int] = []  # requests of the last step that raised an exception
+        self._untold: deque[tuple[Request, Sequence | None]] = deque()  # have tokens without text; None: beams
+        self._pieces: deque[tuple[Request, Piece]] = deque()  # no listener has heard of them yet
+        self._ended: dict[int, Output] = {}  # `step` has not returned them yet
 
     def close(self) -> None:
         """End the other processes of the engine. Afterwards this engine computes no step. Alone, do nothing."""
@@ -86,8 +112,8 @@ class LLM(Engine, AbstractContextManager):
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompts: Several[Prompt],
+        sampling: SamplingParams | Several[SamplingParams] | None = None,
         *,
         progress: bool | None = None,
     ) -> list[Output]:
@@ -119,8 +145,7 @@ class LLM(Engine, AbstractContextManager):
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """Yield the text that follows a prompt, piece by piece. Without a tokenizer, yield token ids.
 
-        A prompt that does not fit is refused at once (ValueError, TypeError).
-        A stream that is left early aborts its request.
+        A prompt that does not fit raises `generate`'s errors at once. A stream that is left early aborts its request.
         """
         request = self.prepare(prompt, sampling)
         if request.width > 1:
@@ -145,31 +170,284 @@ class LLM(Engine, AbstractContextManager):
             self.abort(request.id)
             self._ended.pop(request.id, None)
 
+    def add_request(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, *, listener: Listener | None = None
+    ) -> int:
+        """Let a prompt wait for its turn; returns the request's id.
 
-def _loaded(model: str | Path | nn.Module, tokenizer: Any, config: EngineConfig) -> tuple[nn.Module, Any]:
-    """Return the model and its tokenizer: loaded from a folder or the hub, or unchanged if `model` is a module."""
-    _check_model(model, config)
-    if isinstance(model, nn.Module):
-        return model, tokenizer
-    device = best_device() if config.device is None else torch.device(config.device)
-    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    model, found = load_model(model, dtype=dtype, device=device)
-    return model, tokenizer or found
+        `listener` is called with a `Piece` at the end of each step that brought something new for a choice. Beams are
+        told of when the search has ended.
+
+        Raises:
+            ValueError, TypeError: as `generate`.
+        """
+        request = self.prepare(prompt, sampling)
+        request.listener = listener
+        return self.add(request)
+
+    def prepare(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Request:
+        """The first half of `add_request`: make the token ids and check everything. The engine does not change.
+
+        Another thread may prepare requests while this one steps. So a long prompt does not hold up a step.
+        """
+        if sampling is None:
+            sampling, most = self.sampling_params(), self.sampling_defaults.get("max_tokens")
+            if most is not None:
+                prompt = token_ids(prompt, self.tokenizer)
+                sampling = replace(sampling, max_tokens=max(1, min(most, self.max_new_tokens(prompt))))
+        if not isinstance(sampling, SamplingParams):
+            raise TypeError(f"sampling must be SamplingParams, got {type(sampling).__name__}")
+        tokens, vocab_size = token_ids(prompt, self.tokenizer), self.model.config.vocab_size
+        # sizes are compared before any work that grows with them
+        if sampling.stop_strings and (self.tokenizer is None or sampling.beam_width > 1):
+            why = "the model came without a tokenizer" if self.tokenizer is None else "a beam search knows tokens only"
+            raise ValueError(f"stop has strings, but {why}: give token ids")
+        limits = {name: getattr(self.config, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        if sampling.width > min(limits.values()):
+            said = " or ".join(f"{name} = {limit}" for name, limit in limits.items())
+            raise ValueError(f"n or beam_width = {sampling.width} exceeds {said}")
+        if len(tokens) + sampling.max_tokens > self.max_model_len:
+            said = f"{sampling.described(len(tokens))} exceed the model's context of {self.max_model_len} tokens"
+            raise ValueError(f"{said}: shorten one of them")
+        for token, _ in sampling.logit_bias or ():
+            if token >= vocab_size:
+                raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {vocab_size}), got {token}")
+        tokens = [token if type(token) is int else as_token(token) for token in tokens]
+        if not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong} in the prompt")
+        ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else self._ends)
+        if sampling.stop_strings:
+            ends |= special_stops(self.tokenizer, sampling.stop_strings)
+        try:
+            request = Request(tokens, sampling, self.tokenizer, ends, chosen_seed(sampling))
+        except Exception as error:
+            said = f"prompt must be tokens that the tokenizer decodes: it raised {described(error)}"
+            raise ValueError(said) from error
+        self.memory.check_fits(request)
+        return request
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """Return the sampling parameters of a request that gives some of them. The checkpoint may recommend others.
+
+        The max_tokens that it recommends is for requests without parameters alone, where it is cut to what fits.
+
+        Raises:
+            ValueError, TypeError: as SamplingParams.
+        """
+        beams = given.get("beam_width", 1) != 1
+        left_out = {"max_tokens", *(("top_k", "top_p", "min_p") if beams else ())}  # a beam search draws nothing
+        recommended = {name: value for name, value in self.sampling_defaults.items() if name not in left_out}
+        return SamplingParams(**recommended | given)
+
+    def add(self, request: Request) -> int:
+        """The second half of `add_request`: let a prepared request wait for its turn; returns its id."""
+        with held_back():
+            request.id, self._next_id = self._next_id, self._next_id + 1
+            self._requests[request.id] = request
+            self.scheduler.add(request)
+        return request.id
+
+    def step(self) -> list[Output]:
+        """Compute one step; returns the requests that have ended since the last call."""
+        self._step()
+        outputs, self._ended = [*self._ended.values()], {}
+        return outputs
+
+    def abort(self, request_id: int) -> None:
+        """Forget a request and free what it holds. One that has ended is left alone; ValueError if there never was."""
+        if request_id not in range(self._next_id):
+            raise ValueError(f"there is no request {request_id!r}")
+        with held_back():
+            if (request := self._requests.pop(request_id, None)) is not None:
+                self.scheduler.remove(request)
+
+    def max_new_tokens(self, prompt: Prompt, *, n: int = 1) -> int:
+        """Return the largest max_tokens of n samples that fits context and memory after this prompt.
+
+        The result is below 1 if the prompt is too long.
+        """
+        tokens = token_ids(prompt, self.tokenizer)
+        n = min(n, self.config.max_num_seqs)  # `prepare` refuses more
+
+        def exceeds(max_tokens: int) -> bool:
+            try:
+                self.memory.check_fits(Request(tokens, SamplingParams(max_tokens, n=n), None))
+            except ValueError:
+                return True
+            return False
+
+        most = min(self.max_model_len, self.memory.num_tokens + 1) - len(tokens)
+        return most if n == 1 or most < 1 else bisect_left(range(1, most + 1), True, key=exceeds)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has something to compute or to return."""
+        return bool(self._requests or self._ended or self._pieces)
+
+    def profile(self, *, ops: bool = False) -> Profile:
+        """A context manager that marks what steps do, see `pagewise.engine.profile`."""
+        return Profile(ops=ops)
+
+    def _step(self) -> None:
+        """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""
+        self.failed_ids = []
+        with span("step"):
+            try:
+                self._compute()
+            except BaseException:
+                with held_back():
+                    self.failed_ids = [request.id for request in self.scheduler.running]
+                    for request in reversed(self.scheduler.running.copy()):
+                        self.scheduler.preempt(request)
+                raise
+            if self._untold:
+                with held_back():
+                    self._tell()
+        while self._pieces:
+            request, piece = self._pieces.popleft()
+            if request.listener is not None:
+                request.listener(piece)
+
+    def _compute(self) -> None:
+        """Schedule, run and draw one step. With nothing to compute, do nothing."""
+        with held_back(), span("schedule"):
+            chunks = self.scheduler.draft(self.scheduler.schedule())
+        if not chunks:
+            return
+        logits = self.runner.run(chunks)
+        with span("sampling"):
+            drawn = draw(chunks, logits)
+        with held_back():
+            self._take(chunks, drawn)
+
+    def _take(self, chunks: list[Chunk], drawn: Drawn) -> None:
+        """Give all tokens to their sequences. Then free the sequences that have ended."""
+        num_right = {}
+        for request, logprobs in drawn.prompts:
+            request.prompt_logprobs += logprobs
+        for request, sequence, picks in drawn.picks:
+            if not sequence.untold:  # else a step failed before the sequence was told
+                self._untold.append((request, sequence))
+            taken = sequence.take(picks, request.ends, request.longest)
+            num_right[sequence] = min(taken, len(picks) - 1)
+        self.scheduler.computed(chunks, num_right)
+        for request, sequence, _ in drawn.picks:
+            if sequence.finish_reason is not None:
+                self.scheduler.finish(request, sequence)
+        for request, selection in drawn.searches:
+            if beam_search.apply(request, selection, self.memory):
+                self.scheduler.remove(request)
+                self._untold.append((request, None))
+
+    def _tell(self) -> None:
+        """Give the drawn tokens to the texts of their sequences. End the requests that have no live sequences left."""
+        while self._untold:
+            request, sequence = self._untold[0]
+            if request.id in self._requests:  # else it was aborted
+                if sequence is None:
+                    self._tell_of_beams(request)
+                else:
+                    self._tell_of(request, sequence)
+            self._untold.popleft()
+            if not request.live and all(other is not request for other, _ in self._untold):
+                self._end(request)
+
+    def _tell_of(self, request: Request, sequence: Sequence) -> None:
+        """Give a sequence the text of its untold tokens, in which a stop string may end it. A failure ends it too."""
+        told, new, text, logprobs = False, [], "", []
+        try:
+            while sequence.untold and not sequence.text.stopped:
+                pick = sequence.untold[0]
+                last = sequence.finish_reason is not None and len(sequence.untold) == 1
+                ended = last and sequence.finish_reason == "stop"
+                text += sequence.text.end() if ended else sequence.text.add(pick.token, last=last)
+                new.append(sequence.untold.pop(0).token)
+                sequence.score += pick.logprob
+                if pick.likeliest is not None:
+                    logprobs.append(pick.likeliest)
+            if sequence.finish_reason == "error":
+                text += sequence.text.end()
+            if sequence.text.stopped:
+                sequence.cut("stop")
+            told = True
+        except Exception as error:
+            text += sequence.text.give_up()
+            sequence.cut("error", f"the tokenizer raised {described(error)}")
+            told = True
+        finally:  # after Ctrl-C the others are told in the next step
+            sequence.logprobs += logprobs
+            reason, error = (sequence.finish_reason, sequence.error) if told else (None, None)
+            piece = Piece(request.id, sequence.index, new, text, reason, logprobs or None, error)
+            self._pieces.append((request, piece))
+        if sequence.finish_reason is not None and sequence in request.live:
+            self.scheduler.finish(request, sequence)
+
+    def _tell_of_beams(self, request: Request) -> None:
+        """Give the choices of a beam search their texts, which leave out end tokens."""
+        try:
+            if request.tokenizer is not None:
+                text = Text(request.tokenizer, (), request.prompt)
+                for i, choice in enumerate(request.beams):
+                    tokens = choice.token_ids[: -1 if choice.finish_reason == "stop" else None]
+                    request.beams[i] = choice._replace(text=text.following(tokens))
+        except Exception as error:
+            request.error = f"the tokenizer raised {described(error)}"
+            request.beams = [choice._replace(text="", finish_reason="error") for choice in request.beams]
+        for index, (ids, text, reason, _) in enumerate(request.beams):
+            error = request.error if reason == "error" else None
+            self._pieces.append((request, Piece(request.id, index, ids, text or "", reason, None, error)))
+
+    def _end(self, request: Request) -> None:
+        """Make the output of a request whose choices all have ended."""
+        if self._requests.pop(request.id, None) is None:  # it was aborted
+            return
+        samples = sorted(request.finished, key=lambda sequence: sequence.index)
+        start, wants = len(request.prompt), request.sampling.logprobs is not None
+        choices = request.beams or [Choice(s.tokens[start:], s.text.text, s.finish_reason, s.score) for s in samples]
+        logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
+        error = next((s.error for s in samples if s.error), request.error)
+        cached = request.num_cached_tokens
+        of_prompt = request.prompt_logprobs
+        self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error, of_prompt)
+
+
+def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
+    """Return the next tokens of each sequence that has logits, and the next beams of each search. Nothing changes."""
+    rows, wanted, prompts, stop = [], [], [], 0
+    searches: dict[Request, list[int]] = {}
+    for chunk in chunks:
+        request, drafts, at, stop = chunk.request, chunk.drafts, stop, stop + chunk.num_logits
+        if request.prompt_logprobs is not None and (found := chunk.scored):
+            tokens = request.prompt[found.start : found.stop]
+            prompts.append((request, scored(logits[at : at + len(found)], tokens, request.sampling.prompt_logprobs)))
+            at += len(found)
+        if at == stop:
+            continue
+        if request.sampling.beam_width > 1:
+            searches.setdefault(request, []).extend(range(at, stop))
+            continue
+        for sequence in [chunk.sequence] if request.forked else request.live:  # all begin with these tokens
+            wanted.append((request, sequence, drafts, len(rows)))
+            for i in range(stop - at):
+                rows.append(Row(at + i, request, sequence, drafts[:i]))
+    picks, drawn = sample(logits, rows), []
+    for request, sequence, drafts, first in wanted:
+        own = picks[first : first + len(drafts) + 1]
+        drawn.append((request, sequence, verified(own, drafts) if drafts else own))
+    beams = [(request, beam_search.select(request, logits[at])) for request, at in searches.items()]
+    return Drawn(drawn, beams, prompts)
 
 
 def _check_model(model: object, config: EngineConfig) -> None:
     """Raise ValueError or TypeError unless `model` is a path, or a module with the dtype and device of the config."""
     if isinstance(model, nn.Module):
         weight = next(model.parameters())
-        device = None if config.device is None else torch.device(config.device)
-        if config.dtype not in (None, weight.dtype):
-            raise ValueError(f"dtype is {config.dtype}, but the model's weights are {weight.dtype}: {_MOVE}")
-        if device is not None and (
-            device.type != weight.device.type or device.index not in (None, weight.device.index)
-        ):
-            raise ValueError(f"device is {config.device}, but the model's weights are {weight.device}: {_MOVE}")
+        device = torch.device(config.device or weight.device)
+        same = device.type == weight.device.type and device.index in (None, weight.device.index)
+        for name, fits in (("dtype", config.dtype in (None, weight.dtype)), ("device", same)):
+            if not fits:
+                said = f"{name} is {getattr(config, name)}, but the model's weights are {getattr(weight, name)}"
+                raise ValueError(f"{said}: move it with model.to(...)")
     elif not isinstance(model, str | Path):
         raise TypeError(f"model must be a folder, a hub id or a model, got {type(model).__name__}")
-
-
-_MOVE = "move it with model.to(...)"

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, free_memory, kv_sizes
 from pagewise.engine.flash_decoding_plus_plus import with_dataflow
-from pagewise.engine.memory import Memory
 from pagewise.engine.profile import span
 from pagewise.engine.request import Chunk
 from pagewise.models.linear import PackedWeights
@@ -24,24 +23,25 @@ NOTHING = nullcontext()
 
 
 class ModelRunner:
-    """Run the model, or its forward function, over chunks. `graphs`: replay decode steps as CUDA graphs.
+    """Run a model over chunks, with a memory of its own. Every process of an engine has one.
 
-    `weights`: a context for the model, in which its weights are packed (see `models.linear`). `together(batch)` is a
-    context in which other processes compute the same step (see `leader`).
+    Args:
+        config: complete, as `EngineConfig.completed` returns it.
+
+    `together(batch)` is a context in which other processes compute the same step (see `leader`).
     """
 
     together: Callable[[Batch], AbstractContextManager] = staticmethod(lambda batch: NOTHING)
 
-    def __init__(
-        self,
-        model: Callable[..., Tensor],
-        memory: Memory,
-        *,
-        graphs: bool = False,
-        weights: AbstractContextManager = NOTHING,
-    ) -> None:
-        self.model, self.memory, self._weights = model, memory, weights
-        self._graphs = DecodeGraphs(self) if graphs else None
+    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+        weight = next(model.parameters())
+        self.memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
+        if config.dataflow is not None:
+            self.model, self._weights = with_dataflow(model, config.dataflow), NOTHING
+        else:  # `models.linear` packs them once
+            self.model, self._weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
+        captures = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
+        self._graphs = DecodeGraphs(self) if captures and config.memory is None else None
 
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
@@ -66,21 +66,6 @@ class ModelRunner:
         attend = self.memory.attention(batch)
         with span("model"), self._weights:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
-
-
-def make_runner(model: nn.Module, config: EngineConfig) -> ModelRunner:
-    """Return the runner of a model, with a memory of its own. Every process of an engine has one.
-
-    `config` is complete, as `EngineConfig.completed` returns it.
-    """
-    weight = next(model.parameters())
-    memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
-    graphs = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
-    if config.dataflow is not None:
-        forward, weights = with_dataflow(model, config.dataflow), NOTHING
-    else:
-        forward, weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
-    return ModelRunner(forward, memory, graphs=graphs and config.memory is None, weights=weights)
 
 
 class DecodeGraphs:
@@ -123,32 +108,15 @@ class DecodeGraphs:
 
 def _empty(size: int, width: int, device: torch.device) -> Batch:
     """Return a decode step of `size` rows that write nowhere and see no key."""
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    rows = torch.arange(size + 1, device=device)
-    return Batch(
-        [],
-        token_ids=zeros(size),
-        positions=zeros(size),
-        logits_for=rows[:-1],
-        slots=zeros(size) - 1,
-        block_tables=zeros(size, width, dtype=torch.int32),
-        seq_lens=zeros(size, dtype=torch.int32),
-        cu_seqlens_q=rows.to(torch.int32),
-    )
+    rows, zeros = torch.arange(size + 1, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+    block_tables = torch.zeros(size, width, dtype=torch.int32, device=device)
+    return Batch([], zeros, zeros.clone(), rows[:-1], zeros - 1, block_tables, zeros.int(), rows.int())
 
 
 def _fill(static: Batch, batch: Batch) -> None:
     """Copy a step into the buffers of a graph. The remaining rows write nowhere and see no key."""
     B, M = batch.block_tables.shape
-    for to, new, nothing in (
-        (static.token_ids, batch.token_ids, 0),
-        (static.positions, batch.positions, 0),
-        (static.slots, batch.slots, -1),
-        (static.seq_lens, batch.seq_lens, 0),
-    ):
-        to[:B] = new
-        to[B:] = nothing
+    for name, nothing in {"token_ids": 0, "positions": 0, "slots": -1, "seq_lens": 0}.items():
+        buffer = getattr(static, name)
+        buffer[:B], buffer[B:] = getattr(batch, name), nothing
     static.block_tables[:B, :M] = batch.block_tables

@@ -23,11 +23,6 @@ class BlockMemory(BlockPool):
         self.nbytes, self.num_tokens = nbytes, config.num_blocks * config.block_size
 
     @property
-    def manager(self) -> BlockPool:
-        """The pool of blocks, which this memory is."""
-        return self
-
-    @property
     def usage(self) -> float:
         """The share of the blocks that are in use, from 0 to 1."""
         return 1 - self.num_free_blocks / self.num_blocks
@@ -41,10 +36,8 @@ class BlockMemory(BlockPool):
         """Raise ValueError if the request's sequences cannot all be in memory at once, even alone."""
         needed = self._blocks_for(request.width, request.most_slots, len(request.prompt))
         if needed > self.num_blocks:
-            raise ValueError(
-                f"{request.sampling.described(len(request.prompt))} need {needed} blocks of {self.block_size} tokens, "
-                f"and the memory has {self.num_blocks}: raise num_blocks, or ask for less"
-            )
+            said = f"{request.sampling.described(len(request.prompt))} need {needed} blocks of {self.block_size} tokens"
+            raise ValueError(f"{said}, and the memory has {self.num_blocks}: raise num_blocks, or ask for less")
 
     def _blocks_for(self, width: int, length: int, common: int) -> int:
         """Return the blocks of `width` sequences of `length` tokens that begin with the same `common` tokens."""

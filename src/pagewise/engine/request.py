@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.speculation import Drafter
 from pagewise.engine.text import Text
-from pagewise.engine.token_counts import TokenCounts
 from pagewise.paged_blocks.pool import PagedSequence
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
@@ -82,7 +81,7 @@ class Sequence(PagedSequence):
         super().__init__(tokens)
         self.index = index
         self.drafter: Drafter | None = None  # None until the first draft
-        self.counts: TokenCounts | None = None  # for penalties
+        self.counts: Any = None  # the `TokenCounts` of `sampling`, from the first penalty on
         self.text: Text | None = None  # None for beams
         self.untold: list[Pick] = []
         self.score = 0.0
@@ -112,9 +111,6 @@ class Sequence(PagedSequence):
         self.untold.clear()
         self.finish_reason, self.error = finish_reason, error
 
-    def __repr__(self) -> str:
-        return f"Sequence({len(self.tokens)} tokens, {self.num_computed} computed)"
-
 
 class Request:
     """A prompt, the parameters of its continuation, and the sequences that continue it.
@@ -122,10 +118,6 @@ class Request:
     The `live` sequences are not finished. They have the same length unless drafts were accepted for some of them. While
     the request waits, no sequence is in memory. Then the first sequence alone computes the `num_common` tokens with
     which all sequences begin. Once these tokens are computed, all sequences are in memory (`forked`).
-
-    Args:
-        ends: all tokens that end a sequence.
-        seed: of all draws.
     """
 
     def __init__(
@@ -133,8 +125,8 @@ class Request:
         prompt: list[int],
         sampling: SamplingParams,
         tokenizer: Any,
-        ends: frozenset[int] = frozenset(),
-        seed: int = 0,
+        ends: frozenset[int] = frozenset(),  # all tokens that end a sequence
+        seed: int = 0,  # of all draws
     ) -> None:
         self.prompt, self.sampling, self.tokenizer = prompt, sampling, tokenizer
         self.ends, self.seed = ends, seed
@@ -147,10 +139,8 @@ class Request:
         # of the prompt's tokens from the second on, as far as they are computed; None: not requested
         self.prompt_logprobs: list[dict[int, float]] | None = None if sampling.prompt_logprobs is None else []
         self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
-        for sequence in self.live:
-            sequence.counts = TokenCounts.wanted(sampling, sequence.tokens, len(prompt))
-            if sampling.beam_width == 1:
-                sequence.text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
+        for sequence in self.live if sampling.beam_width == 1 else ():
+            sequence.text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.error: str | None = None  # why a beam search ended early
@@ -175,11 +165,6 @@ class Request:
         for other in others:
             length = next((i for i in range(length) if first[i] != other[i]), length)
         return first[:length]
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Whether log p of prompt tokens are still wanted, so that the whole prompt must be computed."""
-        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt) - 1
 
     def in_memory(self) -> list[Sequence]:
         """Return the sequences that hold memory while the request runs."""

@@ -19,7 +19,8 @@ either. Keskar et al. 2019 (repetition penalty); OpenAI's API (presence and freq
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from math import inf, isfinite
 from typing import NamedTuple
 
@@ -28,8 +29,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from pagewise.engine.request import Request, Sequence
 from pagewise.engine.sampling_params import Pick, SamplingParams
-from pagewise.engine.token_counts import TokenCounts
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
 IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
@@ -39,17 +40,12 @@ class Row(NamedTuple):
     """A token to draw: the row of the logits, and everything that the draw depends on."""
 
     logits: int
-    sampling: SamplingParams
-    tokens: list[int]  # all tokens so far, with the prompt
-    seed: int
-    choice: int
-    num_new: int = 0  # tokens after the prompt
-    drafts: tuple[int, ...] = ()  # guesses that follow the tokens
-    counts: TokenCounts | None = None  # of the tokens, if a penalty needs them; None: they are counted now
-    ends: frozenset[int] = frozenset()  # tokens that are not drawn before there are min_tokens
+    request: Request
+    sequence: Sequence
+    drafts: tuple[int, ...] = ()  # guesses that follow the tokens of the sequence
 
 
-def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
+def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf.
 
     A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next.
@@ -61,7 +57,7 @@ def sample(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
     return picks
 
 
-def _picks(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick | None]:
+def _picks(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     if (wanted := [row.logits for row in rows]) != list(range(len(logits))):
         logits = logits[wanted]
     logits = logits.float()
@@ -70,8 +66,8 @@ def _picks(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
     best, tokens = scores.max(dim=-1, keepdim=True)
     by_order: dict[str, list[int]] = {}  # so that no row sorts more of the vocabulary than its own parameters need
     for i, row in enumerate(rows):
-        if not row.sampling.greedy:
-            by_order.setdefault(row.sampling.order, []).append(i)
+        if not row.request.sampling.greedy:
+            by_order.setdefault(row.request.sampling.order, []).append(i)
     for order, drawn in by_order.items():
         if len(drawn) == len(rows):
             tokens = _draw(scores - best, rows, order != "none")
@@ -81,39 +77,35 @@ def _picks(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> list[Pick |
     numbers = torch.cat([tokens.double(), logprobs, best], dim=1).tolist()  # one wait for a GPU
     picks = [Pick(int(token), logprob) if isfinite(most) else None for token, logprob, most in numbers]
     for i, row in enumerate(rows):
-        if row.sampling.logprobs is not None and picks[i] is not None:
-            number = min(row.sampling.logprobs, logits.shape[1])
-            top, ids = (x[0].tolist() for x in likeliest(logits[i : i + 1] - sums[i], number))
-            picks[i] = picks[i]._replace(
-                likeliest={picks[i].token: picks[i].logprob} | dict(zip(ids, top, strict=True))
-            )
+        if row.request.sampling.logprobs is not None and picks[i] is not None:
+            (found,) = scored(logits[i : i + 1], [picks[i].token], row.request.sampling.logprobs)
+            picks[i] = picks[i]._replace(likeliest=found)
     return picks
 
 
-def scored(logits: Float[Tensor, "n vocab"], tokens: Sequence[int], number: int) -> list[dict[int, float]]:
+def scored(logits: Float[Tensor, "n vocab"], tokens: list[int], number: int) -> list[dict[int, float]]:
     """Return {token: log p} for each row: of its token, and then of the `number` likeliest tokens."""
     found = []
     for start in range(0, len(tokens), ROWS):
-        logprobs = logits[start : start + ROWS].float().log_softmax(dim=-1)
+        logprobs = logits[start : start + ROWS].float()
+        logprobs = logprobs - logprobs.logsumexp(dim=-1, keepdim=True)
         chosen = torch.tensor(tokens[start : start + ROWS], device=logits.device)[:, None]
         top, ids = likeliest(logprobs, min(number, logits.shape[1]))
-        ids, top = (
-            torch.cat([chosen, ids], dim=1).tolist(),
-            torch.cat([logprobs.gather(1, chosen), top], dim=1).tolist(),
-        )
+        ids = torch.cat([chosen, ids], dim=1).tolist()
+        top = torch.cat([logprobs.gather(1, chosen), top], dim=1).tolist()
         found += [dict(zip(*row, strict=True)) for row in zip(ids, top, strict=True)]
     return found
 
 
-def adjusted(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> Float[Tensor, "n vocab"]:
+def adjusted(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Float[Tensor, "n vocab"]:
     """Return the logits, or log p, after bias, min_tokens and penalties. The arguments do not change."""
     biases, too_early, penalised = [], [], []
     for i, row in enumerate(rows):
-        params = row.sampling
+        params, num_new = row.request.sampling, len(row.sequence.tokens) - len(row.request.prompt)
         if params.logit_bias:
             biases += [(i, *pair) for pair in params.logit_bias]
-        if row.num_new + len(row.drafts) < params.min_tokens:
-            too_early += [(i, token) for token in row.ends]
+        if num_new + len(row.drafts) < params.min_tokens:
+            too_early += [(i, token) for token in row.request.ends]
         if params.penalises:
             penalised.append((i, row))
     if biases:
@@ -129,9 +121,11 @@ def adjusted(logits: Float[Tensor, "n vocab"], rows: Sequence[Row]) -> Float[Ten
 def _penalised(logits: Tensor, rows: list[tuple[int, Row]]) -> Tensor:
     places, changes = [], []
     for i, row in rows:
-        params = row.sampling
-        counts = row.counts or TokenCounts.wanted(params, row.tokens, len(row.tokens) - row.num_new)
-        ids, times = counts.after(row.drafts)
+        params, sequence = row.request.sampling, row.sequence
+        if sequence.counts is None:
+            with_prompt = params.repetition_penalty != 1
+            sequence.counts = TokenCounts(sequence.tokens, len(row.request.prompt), with_prompt=with_prompt)
+        ids, times = sequence.counts.after(row.drafts)
         amounts = params.frequency_penalty * times + params.presence_penalty * (times > 0)
         places.append(np.stack([np.full_like(ids, i), ids]))
         changes.append(np.stack([np.full_like(amounts, params.repetition_penalty), amounts]).astype(np.float32))
@@ -156,11 +150,11 @@ def likeliest(scores: Float[Tensor, "n vocab"], k: int) -> tuple[Float[Tensor, "
     return scores.gather(1, ids), ids
 
 
-def _draw(scores: Float[Tensor, "n vocab"], rows: Sequence[Row], ordered: bool) -> Int64[Tensor, "n 1"]:
+def _draw(scores: Float[Tensor, "n vocab"], rows: list[Row], ordered: bool) -> Int64[Tensor, "n 1"]:
     """Draw a token for each row from those that top_k, top_p and min_p leave. Each row's largest score is 0."""
-    device, vocab, params = scores.device, scores.shape[1], [row.sampling for row in rows]
-    positions = [len(row.tokens) + len(row.drafts) for row in rows]
-    u = uniform([row.seed for row in rows], [row.choice for row in rows], positions)
+    device, vocab, params = scores.device, scores.shape[1], [row.request.sampling for row in rows]
+    positions = [len(row.sequence.tokens) + len(row.drafts) for row in rows]
+    u = uniform([row.request.seed for row in rows], [row.sequence.index for row in rows], positions)
     top_ks = [min(p.top_k or vocab, vocab) for p in params]
     top_ps = [p.top_p if p.top_p < 1 else inf for p in params]  # 1 leaves out no token, however sums round
     columns = ([p.temperature for p in params], top_ks, top_ps, [p.min_p for p in params], u.tolist())
@@ -195,3 +189,35 @@ def chosen_seed(sampling: SamplingParams) -> int:
     if sampling.seed is not None:
         return sampling.seed
     return 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
+
+
+class TokenCounts:
+    """The different tokens of a list that grows at its end, and how often each occurs behind the prompt.
+
+    A call counts only the tokens that are new since the last call. Then it copies two arrays of C numbers. The first
+    `num_prompt` tokens count 0. Those that only the prompt has are listed if `with_prompt`.
+    """
+
+    def __init__(self, tokens: list[int], num_prompt: int, *, with_prompt: bool) -> None:
+        self._tokens, self._num_prompt, self._seen = tokens, num_prompt, 0 if with_prompt else num_prompt
+        self._place: dict[int, int] = {}  # token → its place in the arrays
+        self._ids, self._counts = array("q"), array("q")
+
+    def after(self, drafts: Iterable[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, counts), both int64, of the list as if `drafts` followed. The list is as it was."""
+        for i in range(self._seen, len(self._tokens)):
+            token = self._tokens[i]
+            place = self._place.setdefault(token, len(self._ids))
+            if place == len(self._ids):
+                self._ids.append(token)
+                self._counts.append(0)
+            self._counts[place] += i >= self._num_prompt
+        self._seen = len(self._tokens)
+        ids, counts = np.array(self._ids), np.array(self._counts)
+        for token in drafts:
+            found = np.flatnonzero(ids == token)
+            if len(found):
+                counts[found] += 1
+            else:
+                ids, counts = np.append(ids, token), np.append(counts, 1)
+        return ids, counts

@@ -71,6 +71,9 @@ class SamplingParams:
         for name, minimum in least.items():
             check_count(name, getattr(self, name), minimum=minimum)
             self._set(name, max(0, int(getattr(self, name))))
+        for name, minimum in {"seed": -(2**63), "logprobs": 0, "prompt_logprobs": 0}.items():
+            if (number := getattr(self, name)) is not None:
+                check_count(name, number, minimum=minimum)
         for name, (least, most, neutral) in RANGES.items():
             check_number(name, value := getattr(self, name))
             if not least <= value <= most:
@@ -81,38 +84,35 @@ class SamplingParams:
         for name in ("top_p", *RANGES):
             self._set(name, float(getattr(self, name)))
         check_flag("ignore_eos", self.ignore_eos)
-        if self.seed is not None:
-            check_count("seed", self.seed, minimum=-(2**63))
-        for name in ("logprobs", "prompt_logprobs"):
-            if (number := getattr(self, name)) is not None:
-                check_count(name, number, minimum=0)
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
-        self._set("stop", _stops("stop", self.stop))
-        self._set("stop_token_ids", _stops("stop_token_ids", self.stop_token_ids, strings=False))
-        self._set("logit_bias", _biases(self.logit_bias))
-        if self.beam_width > 1:
-            self._check_beams()
+        if isinstance(self.stop, str | int):
+            self._set("stop", (self.stop,))
+        for name, kinds in (("stop", "strings and token ids"), ("stop_token_ids", "token ids")):
+            items = getattr(self, name)
+            if not isinstance(items, Iterable) or isinstance(items, str):
+                raise TypeError(f"{name} must be {kinds}, got {type(items).__name__}")
+            self._set(name, items := tuple(items))
+            for item in items:
+                if name == "stop_token_ids" or not isinstance(item, str):
+                    check_count(name, item, minimum=0)
+                elif not item:
+                    raise ValueError("stop must not hold an empty string, which would end every text at once")
+        if self.logit_bias is not None:
+            self._set("logit_bias", _biases(self.logit_bias))
+        beams = f"beam_width = {self.beam_width}"
+        if self.beam_width > 1 and self.n > 1:
+            raise ValueError(f"{beams} and n = {self.n} exclude each other: a beam search returns its beams")
+        neutral = {"logprobs": None, "prompt_logprobs": None, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        for name, expected in neutral.items() if self.beam_width > 1 else ():
+            if (value := getattr(self, name)) != expected:
+                raise ValueError(f"{name} = {value} with {beams}: a beam search draws nothing and gives scores only")
         if self.greedy and self.n > 1:
-            raise ValueError(
-                f"n = {self.n} samples at temperature {self.temperature:g} are all the same: raise the temperature, "
-                f"or n = 1"
-            )
+            same = f"n = {self.n} samples at temperature {self.temperature:g} are all the same"
+            raise ValueError(f"{same}: raise the temperature, or n = 1")
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-    def _check_beams(self) -> None:
-        if self.n > 1:
-            raise ValueError(
-                f"beam_width = {self.beam_width} and n = {self.n} exclude each other: a beam search returns its beams"
-            )
-        for name in ("logprobs", "prompt_logprobs"):
-            if (number := getattr(self, name)) is not None:
-                raise ValueError(f"{name} = {number} with beam_width = {self.beam_width}: beams have scores only")
-        for name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
-            if (value := getattr(self, name)) != neutral:
-                raise ValueError(f"{name} = {value} with beam_width = {self.beam_width}: a beam search draws nothing")
 
     @cached_property
     def width(self) -> int:
@@ -158,26 +158,8 @@ class Pick(NamedTuple):
     likeliest: dict[int, float] | None = None  # if requested: {token: log p}, the chosen token first
 
 
-def _stops(name: str, stops: object, *, strings: bool = True) -> tuple[str | int, ...]:
-    """Return strings and token ids as a tuple; ValueError or TypeError if one cannot end a text."""
-    kinds = "strings and token ids" if strings else "token ids"
-    if strings and isinstance(stops, str | int):
-        stops = (stops,)
-    if not isinstance(stops, Iterable) or isinstance(stops, str):
-        raise TypeError(f"{name} must be {kinds}, got {type(stops).__name__}")
-    stops = tuple(stops)
-    for item in stops:
-        if not (strings and isinstance(item, str)):
-            check_count(name, item, minimum=0)
-        elif not item:
-            raise ValueError(f"{name} must not hold an empty string, which would end every text at once")
-    return stops
-
-
 def _biases(biases: object) -> tuple[tuple[int, float], ...] | None:
     """Return logit_bias as sorted pairs, or None if it changes nothing."""
-    if biases is None:
-        return None
     if not isinstance(biases, Mapping | tuple):
         raise TypeError(f"logit_bias must be {{token id: number}}, got {type(biases).__name__}")
     pairs = list(biases.items() if isinstance(biases, Mapping) else biases)

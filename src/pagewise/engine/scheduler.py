@@ -17,15 +17,13 @@ prefill, decoding first).
 
 from collections import deque
 from itertools import accumulate
-from typing import Literal
+from typing import Any
 
 from pagewise.engine.memory import Memory
 from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.engine.speculation import Drafter
 from pagewise.paged_blocks.pool import OutOfBlocks
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
-
-Policy = Literal["naive", "static", "continuous"]
 
 
 class Scheduler:
@@ -37,17 +35,8 @@ class Scheduler:
     - at most max_num_seqs sequences run, counting those that a request will be forked into.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        *,
-        policy: Policy = "continuous",
-        max_num_seqs: int = 64,
-        max_num_batched_tokens: int = 2048,
-        speculate: int = 0,
-    ) -> None:
-        self.memory, self.policy, self.speculate = memory, policy, speculate
-        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+    def __init__(self, memory: Memory, config: Any) -> None:  # an EngineConfig, whose module imports torch
+        self.memory, self.config = memory, config
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = self.num_drafted = self.num_accepted = 0
@@ -76,7 +65,7 @@ class Scheduler:
         """Return the next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff done."""
         preempted = self.num_preemptions
         chunks, reading = self._decode()
-        left = self.max_num_batched_tokens - len(chunks)
+        left = self.config.max_num_batched_tokens - len(chunks)
         for request in reading:
             for sequence in request.in_memory():
                 left -= self._prefill(request, sequence, left, chunks)
@@ -86,12 +75,12 @@ class Scheduler:
 
     def draft(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
-        if not self.speculate:
+        if not self.config.speculate:
             return chunks
-        left, step = self.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
+        left, step = self.config.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
         for chunk in chunks:
             request = chunk.request
-            most = min(self.speculate, left, request.most_slots - chunk.stop)
+            most = min(self.config.speculate, left, request.most_slots - chunk.stop)
             if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
                 drafts = self._drafts(chunk.sequence, most)
                 chunk = chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
@@ -129,14 +118,15 @@ class Scheduler:
         for request in self.running.copy():
             if request not in self.running:  # it was preempted
                 continue
-            sequences = request.in_memory()
+            sequences, left = request.in_memory(), self.config.max_num_batched_tokens - len(chunks)
+            behind = any([len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences])
             if not request.forked:
                 reading.append(request)
-            elif any([len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences]):
-                if self._take_slots(request, sequences):
+            elif (behind or len(sequences) <= left) and self._take_slots(request, sequences):
+                if behind:
                     reading.append(request)
-            elif len(chunks) + len(sequences) <= self.max_num_batched_tokens and self._take_slots(request, sequences):
-                chunks += [Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences]
+                else:
+                    chunks += [Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences]
         return chunks, reading
 
     def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:
@@ -170,9 +160,9 @@ class Scheduler:
             return False
         request = self.waiting[0]
         if request.common is None:
-            tokens = request.common_tokens()
-            # a prompt that is one block has no full block before its last token, so nothing of it is found in the cache
-            size = len(tokens) if request.scores_prompt else self.memory.block_size
+            tokens, size, logprobs = request.common_tokens(), self.memory.block_size, request.prompt_logprobs
+            if logprobs is not None and len(logprobs) < len(request.prompt) - 1:
+                size = len(tokens)  # one block has no full block before its last token, so none is found in the cache
             request.common = TokenBlocks(tokens, size)
         try:
             cached = self.memory.admit(request, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1])
@@ -189,19 +179,17 @@ class Scheduler:
         return True
 
     def _has_place(self) -> bool:
-        if self.policy != "continuous":
-            if not self.running:
-                widths = accumulate(request.seats for request in self.waiting)
-                self._may_join = 1 if self.policy == "naive" else sum(width <= self.max_num_seqs for width in widths)
-            if self._may_join <= 0:
-                return False
-        return sum(r.seats for r in self.running) + self.waiting[0].seats <= self.max_num_seqs
+        policy, most = self.config.scheduler, self.config.max_num_seqs
+        if policy != "continuous" and not self.running:
+            widths = accumulate(request.seats for request in self.waiting)
+            self._may_join = 1 if policy == "naive" else sum(width <= most for width in widths)
+        joins = policy == "continuous" or self._may_join > 0
+        return joins and sum(r.seats for r in [*self.running, self.waiting[0]]) <= most
 
     def computed(self, chunks: list[Chunk], num_right: dict[Sequence, int] | None = None) -> None:
-        """Note that these chunks are computed. Fork the requests whose common tokens are now all computed.
+        """Note that these chunks are computed, and that `num_right` of a sequence's drafts were right.
 
-        Args:
-            num_right: how many drafts of a sequence were right. The slots of the others are given back.
+        The slots of wrong drafts are given back. Requests whose common tokens are now all computed are forked.
         """
         for request, sequence, _, stop, drafts in chunks:
             if drafts:

@@ -111,17 +111,11 @@ class Text:
                 self.stopped, length = True, min(found)
                 self._held = self._held[:length]
             elif not ended:
-                length -= self._begun()
+                sizes = range(min(self._longest_stop - 1, length), 0, -1)  # of an end that may begin a stop string
+                length -= next((n for n in sizes if any(s.startswith(self._held[-n:]) for s in self._stop)), 0)
         piece, self._held = self._held[:length], self._held[length:]
         self.text += piece
         return piece
-
-    def _begun(self) -> int:
-        """Return the number of characters at the end of the held text that may begin a stop string."""
-        for length in range(min(self._longest_stop - 1, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
 
     def _after(self, context: Context, tokens: list[int]) -> str:
         """Return the text that tokens add to the text of their context."""

@@ -35,7 +35,7 @@ class Watch:
         scheduler = self._llm.scheduler
         before = list(scheduler.running)
         chunks = self._schedule()
-        manager = getattr(self._llm.memory, "manager", None)
+        manager = memory if isinstance(memory := self._llm.memory, BlockPool) else None
         if manager is not None and chunks:
             self.batches.append(Batch.of(chunks, self._llm.memory.device, manager.block_size))
         computed: dict[int, tuple[str, int]] = {}

@@ -70,7 +70,7 @@ class DecodeInCpp:
         self._options = step.options
         b, rows, first, num_keys = torch.tensor(members).T
         self._held = rows.contiguous(), step.block_tables[b], first.int(), (first + num_keys).int()
-        addresses = [tensor.data_ptr() for tensor in self._held]
+        addresses = map(Tensor.data_ptr, self._held)
         self._sequences = _Sequences(*addresses, len(members), step.block_tables.shape[1])
 
     @staticmethod
@@ -90,14 +90,16 @@ class DecodeInCpp:
     ) -> bool:
         """Write the rows of these sequences into `out`. Return whether that was possible, with finite results."""
         (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = q.shape, k_cache.shape
-        tensors = q, k_cache, v_cache, out
         if head_dim % WIDTH or q.dtype not in FUNCTIONS:
             return False
-        if any(x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu" for x in tensors):
-            return False
+        tensors = []
+        for x in (q, k_cache, v_cache, out):
+            if x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu":
+                return False
+            tensors.append(_Tensor(x.data_ptr(), (*x.stride()[:3],)))
         return bool(
             getattr(library(), FUNCTIONS[q.dtype])(
-                *(_Tensor(x.data_ptr(), (*x.stride()[:3],)) for x in tensors),
+                *tensors,
                 self._sequences,
                 _Sizes(num_heads, num_kv_heads, head_dim, block_size),
                 self._options.scale_for(head_dim) * math.log2(math.e),

@@ -14,6 +14,7 @@ group begin are gathered once, and one product serves the queries of all of them
 
 import functools
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -51,28 +52,29 @@ class PlanInTorch:
 
     def __init__(self, step: Step) -> None:
         self.step, self.options = step, step.options
-        in_cpp = DecodeInCpp.takes(step)
-        single, others = [], []
+        by_queries: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         ends, lens, window = step.cu_seqlens_q.tolist(), step.seq_lens.tolist(), self.options.window
         for b, ((start, stop), length) in enumerate(zip(pairwise(ends), lens, strict=True)):
             if (T := stop - start) and length:
                 first = 0 if window is None else max(0, length - T + 1 - window)
-                (single if T == 1 and in_cpp else others).append((T, (b, start, first, length - first)))
-        self.groups, self._single = self._groups(others), single
-        self._in_cpp = DecodeInCpp(step, [sequence for _, sequence in single]) if single else None
+                by_queries[T].append((b, start, first, length - first))
+        self._single = by_queries.pop(1, []) if DecodeInCpp.takes(step) else []
+        self._in_cpp = DecodeInCpp(step, self._single) if self._single else None
+        self.groups = self._groups(by_queries)
 
-    def _groups(self, sequences: list[tuple[int, tuple[int, int, int, int]]]) -> list[Group]:
+    def _groups(self, by_queries: Mapping[int, list[tuple[int, int, int, int]]]) -> list[Group]:
         members = defaultdict(list)
-        for T, sequence in sequences:
-            b, *_, keys = sequence
-            # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
-            # a sequence is alone in its group, because its bits must not depend on other sequences.
-            members[T, keys.bit_length() if self.step.splits is None else b].append(sequence)
+        for T, sequences in by_queries.items():
+            for sequence in sequences:
+                b, *_, keys = sequence
+                # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
+                # a sequence is alone in its group, because its bits must not depend on other sequences.
+                members[T, keys.bit_length() if self.step.splits is None else b].append(sequence)
         return [self._group(T, sequences) for (T, _), sequences in members.items()]
 
     @functools.cached_property
     def _groups_of_single(self) -> list[Group]:
-        return self._groups(self._single)
+        return self._groups({1: self._single})
 
     def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device

@@ -14,7 +14,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
 from threading import Event
@@ -68,11 +68,6 @@ def make_app(
     model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "pagewise"}
     model["max_model_len"] = tokens.context
 
-    @asynccontextmanager
-    async def running(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await engine.stop()
-
     async def models(request: Request) -> Response:
         check_key(request, api_key)
         if "name" not in request.path_params:
@@ -81,8 +76,11 @@ def make_app(
         return JSONResponse(model)
 
     async def health(request: Request) -> Response:
-        state = {"running": llm.num_running, "waiting": llm.num_waiting, "step_seconds": engine.step_seconds()}
-        return JSONResponse({"status": "ok", **state}) if not engine.lost else JSONResponse({"status": "lost"}, 503)
+        if engine.lost:
+            return JSONResponse({"status": "lost"}, 503)
+        state = {"running": len(llm.scheduler.running), "waiting": len(llm.scheduler.waiting)}
+        seconds = 0.0 if (began := engine.step_began) is None else time.perf_counter() - began
+        return JSONResponse({"status": "ok", **state, "step_seconds": seconds})
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(engine.metrics.registry), media_type="text/plain; version=0.0.4")
@@ -95,7 +93,7 @@ def make_app(
         elif not isinstance(error, Failure):
             error = Failure(f"{type(error).__name__}: {error}", status=500)
         if error.status < 500:
-            engine.metrics.refuse(error.status)
+            engine.metrics.refused.labels(error.status).inc()
         return JSONResponse(error.body, error.status, headers={"Retry-After": "1"} if error.status == 429 else None)
 
     browsers = {"allow_origins": [*allow_origins], "allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
@@ -110,7 +108,7 @@ def make_app(
         ],
         exception_handlers=dict.fromkeys((Failure, HTTPException, ClientDisconnect, Exception), refused),
         middleware=[Middleware(CORSMiddleware, **browsers)] if allow_origins else [],
-        lifespan=running,
+        lifespan=engine.running,
     )
     app.state.engine = engine
     return app
@@ -123,7 +121,7 @@ class Endpoint:
         self.body, self.engine, self.tokens, self.name, self.api_key = body, engine, tokens, name, api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = Answer(self.body.id_prefix)
+        answer = Answer(self.body.id_prefix, self.name)
         try:
             await self.respond(Request(scope, receive), send, answer)
         except Exception as error:
@@ -180,11 +178,11 @@ class Endpoint:
             for number, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True)):
                 piece = Piece(output.request_id, number, choice.token_ids, choice.text, choice.finish_reason, logprobs)
                 choices.append(body.shown(index, answer.requests[index], piece, self.tokens, whole=True))
-        return JSONResponse(self.head(answer, body.object) | {"choices": choices, "usage": usage(outputs)})
+        return JSONResponse(answer.head | {"object": body.object, "choices": choices, "usage": usage(outputs)})
 
     async def events(self, body: Body, answer: Answer, scope: Scope) -> AsyncIterator[str]:
         """Yield the answer as server-sent events, while the engine computes it."""
-        head, outputs, begun = self.head(answer, body.chunk_object), [], set()
+        head, outputs, begun = answer.head | {"object": body.chunk_object}, [], set()
         if counted := (body.stream_options or {}).get("include_usage"):
             head["usage"] = None
         try:
@@ -208,21 +206,14 @@ class Endpoint:
             yield event(head | {"choices": [], "usage": usage(outputs)})
         yield "data: [DONE]\n\n"
 
-    def head(self, answer: Answer, kind: str) -> dict[str, Any]:
-        """Return the fields that every chunk of an answer begins with."""
-        return {"id": answer.id, "created": int(time.time()), "object": kind, "model": self.name}
-
 
 def usage(outputs: list[Output]) -> dict:
     """Count the prompt tokens, those among them that the prefix cache had, and the generated tokens."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.choices)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(output.num_cached_tokens for output in outputs)},
-    }
+    cached = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return counts | {"prompt_tokens_details": cached}
 
 
 def event(body: dict) -> str:

@@ -36,22 +36,18 @@ NumLogprobs = Annotated[Whole, Field(ge=0, le=20)]  # 20: OpenAI's limit
 NO_EFFECT = {"user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"}
 NO_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
 """Options of OpenAI's that change no answer."""
-NEUTRAL = {
-    "skip_special_tokens": True,
-    "suffix": "",
-    "echo": False,
-    "tools": [],
-    "tool_choice": "none",
-    "functions": [],
-    "function_call": "none",
-    "modalities": ["text"],
-    "response_format": {"type": "text"},
-}
+NEUTRAL = {"tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"]}
+NEUTRAL |= {"skip_special_tokens": True, "suffix": "", "echo": False, "response_format": {"type": "text"}}
 """Options of OpenAI's and vLLM's that are not implemented: the value of each that changes nothing."""
 
 
 class Body(BaseModel, strict=True, extra="allow"):
-    """The fields that both endpoints share. None means the same as a field that is left out."""
+    """The fields that both endpoints share. None means the same as a field that is left out.
+
+    Each endpoint adds `num_likeliest`, the number of likeliest tokens whose log p is reported (None: no log p at all),
+    and two methods: `requests` returns a checked request for each prompt, in a worker thread, which ends if the client
+    has `left`; `said` returns what a choice, or a piece of it, has besides its index and its end.
+    """
 
     id_prefix: ClassVar[str]
     object: ClassVar[str]
@@ -85,7 +81,11 @@ class Body(BaseModel, strict=True, extra="allow"):
         try:
             self = cls.model_validate_json(body.removeprefix(BOM_UTF8))
         except ValidationError as error:
-            raise _wrong_type(error) from error
+            errors = error.errors(include_url=False, include_context=False, include_input=False)
+            field = errors[0]["loc"][0] if errors[0]["loc"] else None
+            said = dict.fromkeys(one["msg"] for one in errors if field in (None, *one["loc"][:1]))
+            hint = " (half of a surrogate pair is not a character)" if "hex escape" in errors[0]["msg"] else ""
+            raise Failure(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}{hint}", field) from error
         neutral = NEUTRAL | {"best_of": self.n or 1}
         for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
             if self.model_extra.get(choice) == "none":
@@ -95,28 +95,10 @@ class Body(BaseModel, strict=True, extra="allow"):
                 raise Failure(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
-    @property
-    def num_likeliest(self) -> int | None:
-        """The number of likeliest tokens whose log p is reported. None: no log p at all."""
-        raise NotImplementedError
-
-    def requests(self, tokens: Tokens, left: Event) -> list[Request]:
-        """Return a checked request for each prompt. A worker thread calls this; it ends if the client has `left`."""
-        raise NotImplementedError
-
-    def said(self, text: str, steps: Steps | None, *, first: bool, whole: bool) -> dict:
-        """Return what a choice, or a piece of it, has besides its index and its end."""
-        raise NotImplementedError
-
-    def echoed(self, prompt: int, request: Request, piece: Piece, tokens: Tokens) -> Piece:
-        """Return the first piece of a choice, with the prompt if the body asks for it."""
-        return piece
-
     def shown(
         self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True, whole: bool = False
     ) -> dict:
         """Return a piece of a choice of a prompt as JSON. `first`: a stream has shown nothing of the choice before."""
-        piece = self.echoed(prompt, request, piece, tokens) if first else piece
         said = self.said(piece.text, tokens.steps(piece.logprobs, self.num_likeliest), first=first, whole=whole)
         return {"index": prompt * request.width + piece.choice, **said, "finish_reason": piece.finish_reason}
 
@@ -132,15 +114,6 @@ class Body(BaseModel, strict=True, extra="allow"):
         except (ValueError, TypeError) as error:
             name = str(error).split()[0].replace("prompt_logprobs", "echo")
             raise Failure(str(error), name if name in type(self).model_fields else self.prompt_field) from error
-
-
-def _wrong_type(error: ValidationError) -> Failure:
-    """Return a refusal that names the first wrong field and lists its errors."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    field = errors[0]["loc"][0] if errors[0]["loc"] else None
-    said = dict.fromkeys(one["msg"] for one in errors if field in (None, *one["loc"][:1]))
-    hint = " (half of a surrogate pair is not a character)" if "hex escape" in errors[0]["msg"] else ""
-    return Failure(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}{hint}", field)
 
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
@@ -176,14 +149,16 @@ class CompletionBody(Body):
         encoded = (tokens.encode(one, "prompt", left) if isinstance(one, str) else one for one in self.prompts)
         return [self.request(ids, tokens, **more) for ids in encoded]
 
-    def echoed(self, prompt: int, request: Request, piece: Piece, tokens: Tokens) -> Piece:
-        if not self.echo:
-            return piece
-        text, logprobs = self.prompts[prompt], piece.logprobs
-        text = text if isinstance(text, str) else tokens.tokenizer.decode(text)
-        if self.logprobs is not None:
-            logprobs = [{request.prompt[0]: None}, *request.prompt_logprobs, *(logprobs or [])]
-        return piece._replace(text=text + piece.text, logprobs=logprobs)
+    def shown(
+        self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True, whole: bool = False
+    ) -> dict:
+        if self.echo and first:
+            text, logprobs = self.prompts[prompt], piece.logprobs
+            text = text if isinstance(text, str) else tokens.tokenizer.decode(text)
+            if self.logprobs is not None:
+                logprobs = [{request.prompt[0]: None}, *request.prompt_logprobs, *(logprobs or [])]
+            piece = piece._replace(text=text + piece.text, logprobs=logprobs)
+        return super().shown(prompt, request, piece, tokens, first=first, whole=whole)
 
     def said(self, text: str, steps: Steps | None, *, first: bool, whole: bool) -> dict:
         if steps is None:
@@ -219,11 +194,6 @@ class Message(BaseModel, strict=True, extra="allow"):
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | Annotated[list[Part], Field(max_length=MOST_PARTS)], Field(union_mode="left_to_right")]
 
-    @property
-    def text(self) -> str:
-        """The text of all parts."""
-        return self.content if isinstance(self.content, str) else "".join(part["text"] for part in self.content)
-
 
 class ChatBody(Body):
     """POST /v1/chat/completions: a conversation, which is one prompt."""
@@ -257,7 +227,13 @@ class ChatBody(Body):
         return [self.request(ids, tokens, max_tokens=most)]
 
     def said(self, text: str, steps: Steps | None, *, first: bool, whole: bool) -> dict:
-        logprobs = None if steps is None else {"content": [_with_rivals(step) for step in steps]}
+        logprobs = None
+        if steps is not None:  # of the chosen token, and of the likeliest ones
+            named = [
+                [{"token": text, "logprob": p, "bytes": None if utf8 is None else [*utf8]} for text, utf8, p in step]
+                for step in steps
+            ]
+            logprobs = {"content": [chosen | {"top_logprobs": likeliest} for chosen, *likeliest in named]}
         if whole:
             return {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs}
         delta = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
@@ -274,10 +250,13 @@ def chat_prompt(messages: list[Message], tokenizer: Any, variables: dict[str, An
         raise Failure("messages must hold at least one message, got none", "messages")
     template = getattr(tokenizer, "chat_template", None)
     known = template.get("default", "") if isinstance(template, dict) else template or ""
-    conversation = [{"role": message.role, "content": message.text} for message in messages]
-    for message in conversation:
-        if message["role"] == "developer" and "developer" not in known:
-            message["role"] = "system"
+    conversation = []
+    for message in messages:
+        role, content = message.role, message.content
+        if role == "developer" and "developer" not in known:
+            role = "system"
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        conversation.append({"role": role, "content": text})
     taken = {"messages", *signature(tokenizer.apply_chat_template).parameters} if template else set()
     for name in variables or ():
         if name in taken or name not in re.findall(r"\w+", known):
@@ -295,12 +274,3 @@ def chat_prompt(messages: list[Message], tokenizer: Any, variables: dict[str, An
         if message["role"] != "assistant" and message["content"].strip() not in text:
             raise Failure(f"messages: the model's chat template leaves out {reprlib.repr(message)}", "messages")
     return text, True
-
-
-def _with_rivals(step: list[Token]) -> dict:
-    """Return a chosen token and the likeliest ones, as a chat shows them."""
-    chosen, *likeliest = (
-        {"token": text, "logprob": logprob, "bytes": None if utf8 is None else list(utf8)}
-        for text, utf8, logprob in step
-    )
-    return chosen | {"top_logprobs": likeliest}

@@ -12,9 +12,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import islice
-from time import perf_counter
+from time import perf_counter, time
 from uuid import uuid4
 
 from pagewise.engine import LLM, Output
@@ -32,8 +32,9 @@ QUIET = 5.0  # seconds without an event, after which an answer says so
 class Answer:
     """The requests of one body, and what comes of them: (index of the request, piece or output)."""
 
-    def __init__(self, id_prefix: str) -> None:
+    def __init__(self, id_prefix: str, model: str) -> None:
         self.id, self.arrived = id_prefix + uuid4().hex, perf_counter()
+        self.head = {"id": self.id, "created": int(time()), "model": model}  # of the whole answer, or of every chunk
         self.requests: list[Request] = []
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.sent_as = ""  # "stream" or "whole", when its client begins to get it
@@ -89,17 +90,15 @@ class EngineThread:
         self.cut_off = False  # whether the server ended before an answer was complete
         self.num_held = 0  # requests of open answers; the event loop's
         self._jobs = ThreadPoolExecutor(1, "engine")
-        self._step_began: float | None = None
+        self.step_began: float | None = None  # the step in progress
         self._steps = False  # whether a step is one of the jobs; the engine thread's own, like the next two
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id, with the index of the request
         self._events: list[Event] = []
 
-    def step_seconds(self) -> float:
-        """Return how long the step in progress takes already, or 0.0."""
-        return 0.0 if (began := self._step_began) is None else perf_counter() - began
-
-    async def stop(self) -> None:
-        """End the thread after its current step. No answer may be open. A step that never ends loses its processes."""
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """End the thread after the block and its current step. A step that never ends loses its processes."""
+        yield
         ending = asyncio.ensure_future(asyncio.to_thread(self._jobs.shutdown))
         if not (await asyncio.wait([ending], timeout=ENDING))[0]:  # the step waits for a process that stands still
             self.llm.close()
@@ -157,14 +156,14 @@ class EngineThread:
 
     def _go_on(self) -> None:
         """Compute a step, and another one after the jobs that have come meanwhile."""
-        self._step_began = perf_counter()
+        self.step_began = perf_counter()
         try:
             self._step()
         except Exception as error:  # not of the LLM, but of the server
             logger.exception("no further step is possible")
             self._lose(error)
             return
-        self._step_began = None
+        self.step_began = None
         self._steps = self.llm.has_unfinished
         if self._steps:
             self._jobs.submit(self._go_on)

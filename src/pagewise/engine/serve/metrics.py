@@ -21,7 +21,7 @@ SECONDS = [0.001 * 2**k for k in range(18)]  # bounds of the histograms: a milli
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own. The engine thread calls all methods but `refuse`."""
+    """The metrics of one server, in a registry of their own. The engine thread calls all methods."""
 
     def __init__(self, llm: LLM) -> None:
         self.registry = CollectorRegistry()
@@ -41,15 +41,11 @@ class Metrics:
         self._generated = metric(Counter, "generation_tokens", "Generated tokens, those of aborted requests included.")
         ended = metric(Counter, "request_success", "Ended requests, by choice 0.", labelnames=["finished_reason"])
         self._ended = {reason: ended.labels(reason) for reason in REASONS}
-        self._refused = metric(Counter, "request_refused", "Requests answered with 4xx.", labelnames=["status"])
+        self.refused = metric(Counter, "request_refused", "Requests answered with 4xx.", labelnames=["status"])
         seconds = {"buckets": SECONDS}
         self._first = metric(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", **seconds)
         self._between = metric(Histogram, "inter_token_latency_seconds", "Between tokens of a choice.", **seconds)
         self._whole = metric(Histogram, "e2e_request_latency_seconds", "From arrival to the answer.", **seconds)
-
-    def refuse(self, status: int) -> None:
-        """Count an answer that refuses a request."""
-        self._refused.labels(status).inc()
 
     def hear(self, piece: Piece, answer: "Answer | None", index: int) -> None:
         """Count the tokens that a step has given to a choice of a request, if an answer waits for them."""
@@ -78,8 +74,8 @@ class Metrics:
 
     def update(self) -> None:
         """Take over what the engine counts itself."""
-        self._running.set(self._llm.num_running)
-        self._waiting.set(self._llm.num_waiting)
+        self._running.set(len(self._llm.scheduler.running))
+        self._waiting.set(len(self._llm.scheduler.waiting))
         self._usage.set(self._llm.memory.usage)
         self._preemptions.inc(self._llm.scheduler.num_preemptions - self._num_preemptions)
         self._num_preemptions = self._llm.scheduler.num_preemptions

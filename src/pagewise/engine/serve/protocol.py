@@ -53,13 +53,8 @@ class Protocol(H11Protocol):
         if self.arrives and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             error = Failure(f"the request did not arrive within {self.seconds:g} seconds", status=408)
             content = json.dumps(error.body).encode()
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
-            for part in (
-                h11.Response(status_code=error.status, headers=[*headers.items()], reason="Request Timeout"),
-                h11.Data(data=content),
-                h11.EndOfMessage(),
-            ):
-                self.transport.write(self.conn.send(part))
+            head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+            self.transport.write(f"HTTP/1.1 {error.status} Request Timeout\r\n{head}".encode() + content)
         self.transport.close()
 
     def eof_received(self) -> bool:
