@@ -11,22 +11,9 @@
     with reachable(table=t), check():           # pointers in a struct or in a table lead to t
         kernel[grid, block](pointers, n)
 
-Each folder imports only what is below it in this list:
-
-    command      the command `cudascope`, and `%%cuda`         pytest.py is the plugin for tests
-    triton       Triton kernels compiled for a GPU, executed on the CPU
-    kernels      the classes of kernels, and their launches
-    watch        observed and checked launches: rules, findings, reports, least times
-    cpu          a kernel built for the CPU, and the C++ runtime
-    translate    CUDA C++ and PTX as the C++ that the host's compiler takes
-    ptx          PTX read as values
-    toolchain    compilers, headers and the cache
-    arguments    the arguments and the shape of a launch
-    cpp          the reader of C++
-    gpus.py      the figures of GPUs
-
-Public are the names that this module exports, gpus.py, and what the docstring of a folder names. Everything else may
-change. The package imports nothing of the course. A GPU run needs torch; a run on the CPU needs numpy alone.
+Each folder imports only what is below it in the table of README.md. Public are the names that this module exports,
+gpus.py, and what the docstring of a folder names. Everything else may change. The package imports nothing of the
+course. A GPU run needs torch; a run on the CPU needs numpy alone.
 """
 
 from cudascope.arguments.reach import reachable

@@ -2,7 +2,7 @@
 
     GPUS["H100"].num_sms
 
-A new GPU is one more row here. No other file has a table of GPUs.
+A new GPU is one more row of the table here. No other file has one.
 
 The figures are peaks, so a time computed from them is a lower bound. Most come from NVIDIA's white papers of Turing
 (TU102), Ampere (GA100 and GA102), Ada (AD102), Hopper (GH100) and Blackwell (GB202). The data sheets of the A100 with
@@ -61,192 +61,74 @@ def _dense(f16: int, **others: int) -> dict[str, int]:
     return rates | ({"e5m2": rates["e4m3"]} if "e4m3" in rates else {})
 
 
-T4 = Gpu(
-    name="T4",
-    sm=75,
-    num_sms=40,
-    clock=1.59e9,
-    fp32_lanes=64,
-    tensor_flops={"f16": 1024, "s8": 2048, "u8": 2048, "s4": 4096, "u4": 4096},
-    dram_bandwidth=320e9,
-    l2_bytes=4 << 20,
-    l2_bytes_per_clock=None,
-    threads_per_sm=1024,
-    blocks_per_sm=16,
-    shared_bytes_per_sm=64 << 10,
-    reserved_shared_bytes=0,
-    memory=16e9,
-    stated_flops=65e12,
-    stated_bandwidth=320e9,
-)
-A100_40GB = Gpu(
-    name="A100 40 GB",
-    sm=80,
-    num_sms=108,
-    clock=1.41e9,
-    fp32_lanes=64,
-    tensor_flops=_dense(2048, f64=128, s4=8192, u4=8192),
-    dram_bandwidth=1.555e12,
-    l2_bytes=40 << 20,
-    l2_bytes_per_clock=5120,
-    threads_per_sm=2048,
-    blocks_per_sm=32,
-    shared_bytes_per_sm=164 << 10,
-    reserved_shared_bytes=1024,
-    memory=40e9,
-    stated_flops=312e12,
-    stated_bandwidth=1.555e12,
-)
-A100 = A100_40GB._replace(  # the SXM module with 80 GB
-    name="A100",
-    dram_bandwidth=2.039e12,
-    memory=80e9,
-    stated_bandwidth=2.039e12,
-)
-RTX_A6000 = Gpu(
-    name="RTX A6000",
-    sm=86,
-    num_sms=84,
-    clock=2.1e9,  # the highest that its driver accepts; 1.8 GHz in the data sheet
-    fp32_lanes=128,
-    tensor_flops=_dense(1024, s4=4096, u4=4096),
-    dram_bandwidth=768e9,
-    l2_bytes=6 << 20,
-    l2_bytes_per_clock=None,
-    threads_per_sm=1536,
-    blocks_per_sm=16,
-    shared_bytes_per_sm=100 << 10,
-    reserved_shared_bytes=1024,
-    memory=48e9,
-    stated_flops=154.8e12,
-    stated_bandwidth=768e9,
-)
-RTX_A5000 = RTX_A6000._replace(
-    name="RTX A5000",
-    num_sms=64,
-    memory=24e9,
-    stated_flops=111.1e12,
-)
-RTX_3090 = RTX_A6000._replace(
-    name="RTX 3090",
-    num_sms=82,
-    clock=2.1e9,  # the highest that its driver accepts; boards exceed the 1.695 GHz of the white paper
-    tensor_flops=_dense(1024, s4=4096, u4=4096) | {"f16.f32": 512, "bf16": 512, "tf32": 256},
-    dram_bandwidth=936.2e9,
-    memory=24e9,
-    stated_flops=142e12,
-    stated_bandwidth=936e9,
-)
-RTX_4090 = Gpu(
-    name="RTX 4090",
-    sm=89,
-    num_sms=128,
-    clock=3.105e9,  # boards exceed the 2.52 GHz of the white paper: 2.82 GHz was reported (club-3090 #697)
-    fp32_lanes=128,
-    tensor_flops=_dense(1024, e4m3=2048, s4=4096, u4=4096)
-    | {"f16.f32": 512, "bf16": 512, "tf32": 256, "e4m3.f32": 1024, "e5m2.f32": 1024},
-    dram_bandwidth=1.008e12,
-    l2_bytes=72 << 20,
-    l2_bytes_per_clock=None,
-    threads_per_sm=1536,
-    blocks_per_sm=24,
-    shared_bytes_per_sm=100 << 10,
-    reserved_shared_bytes=1024,
-    memory=24e9,
-    stated_flops=330.3e12,
-    stated_bandwidth=1.008e12,
-)
-L20 = RTX_4090._replace(
-    name="L20",
-    num_sms=92,
-    clock=2.54e9,  # of the data sheet's 59.8 TFLOP/s in float32
-    tensor_flops=_dense(512, e4m3=1024),
-    dram_bandwidth=864e9,
-    l2_bytes=96 << 20,
-    memory=48e9,
-    stated_flops=119.5e12,
-    stated_bandwidth=864e9,
-)
-L4 = RTX_4090._replace(
-    name="L4",
-    num_sms=58,
-    clock=2.04e9,
-    tensor_flops=_dense(1024, e4m3=2048, s4=4096, u4=4096),
-    dram_bandwidth=300.1e9,  # 2 · 6.251 GHz · 192 bits
-    l2_bytes=48 << 20,
-    stated_flops=121e12,
-    stated_bandwidth=300e9,
-)
-H100 = Gpu(  # the SXM module
-    name="H100",
-    sm=90,
-    num_sms=132,
-    clock=1.98e9,  # of the data sheet's 67 TFLOP/s in float32; its 989 on tensor cores are at 1.83 GHz
-    fp32_lanes=128,
-    tensor_flops=_dense(4096, f64=256, e4m3=8192),
-    dram_bandwidth=3.352e12,
-    l2_bytes=50 << 20,
-    l2_bytes_per_clock=None,
-    threads_per_sm=2048,
-    blocks_per_sm=32,
-    shared_bytes_per_sm=228 << 10,
-    reserved_shared_bytes=1024,
-    memory=80e9,
-    stated_flops=989e12,
-    stated_bandwidth=3.35e12,
-)
-H20 = H100._replace(
-    name="H20",
-    num_sms=78,
-    tensor_flops=_dense(1024, e4m3=2048),  # a quarter of an H100's; the rate for float64 is not published
-    dram_bandwidth=4e12,
-    l2_bytes=60 << 20,
-    memory=96e9,
-    stated_flops=148e12,
-    stated_bandwidth=4e12,
-)
-H200 = H100._replace(
-    name="H200",
-    dram_bandwidth=4.814e12,  # 2 · 3.201 GHz · 6016 bits
-    memory=141e9,
-    stated_bandwidth=4.8e12,
-)
-GB200 = H100._replace(  # one of its GPUs
-    name="GB200",
-    sm=100,
-    num_sms=148,
-    clock=2.062e9,  # of the data sheet's 2500 TFLOP/s on tensor cores
-    tensor_flops=_dense(8192, f64=128, e4m3=16384),
-    dram_bandwidth=8.2e12,  # 8 TB/s in the data sheet, which rounds
-    l2_bytes=126 << 20,
-    memory=192e9,
-    stated_flops=2500e12,
-    stated_bandwidth=8e12,
-)
-B200 = GB200._replace(
-    name="B200",
-    clock=1.98e9,  # of the data sheet's 75 TFLOP/s in float32; its 2250 on tensor cores are at 1.86 GHz
-    memory=180e9,
-    stated_flops=2250e12,
-)
-RTX_5090 = RTX_4090._replace(
-    name="RTX 5090",
-    sm=120,
-    num_sms=170,
-    clock=3.09e9,  # the highest that its driver accepts (kekzl/imp #1671); 2.407 GHz in the white paper
-    # without 4-bit integers
-    tensor_flops={key: rate for key, rate in RTX_4090.tensor_flops.items() if key not in ("s4", "u4")},
-    dram_bandwidth=1.792e12,
-    l2_bytes=96 << 20,
-    memory=32e9,
-    stated_flops=419e12,
-    stated_bandwidth=1.792e12,
-)
+# By compute capability · 10: FP32 lanes, threads, thread blocks and bytes of shared memory of an SM, and the bytes that
+# CUDA reserves in the shared memory of each thread block.
+_SMS = {
+    75: (64, 1024, 16, 64 << 10, 0),
+    80: (64, 2048, 32, 164 << 10, 1024),
+    86: (128, 1536, 16, 100 << 10, 1024),
+    89: (128, 1536, 24, 100 << 10, 1024),
+    90: (128, 2048, 32, 228 << 10, 1024),
+    100: (128, 2048, 32, 228 << 10, 1024),
+    120: (128, 1536, 24, 100 << 10, 1024),
+}
+_INT4 = {"s4": 4096, "u4": 4096}
+_GEFORCE = {"f16.f32": 512, "bf16": 512, "tf32": 256}  # half the rate for sums in float32
+_TENSOR_FLOPS = {
+    "T4": {"f16": 1024, "s8": 2048, "u8": 2048} | _INT4,
+    **dict.fromkeys(("A100 40 GB", "A100"), _dense(2048, f64=128, s4=8192, u4=8192)),
+    **dict.fromkeys(("RTX A6000", "RTX A5000"), _dense(1024) | _INT4),
+    "RTX 3090": _dense(1024) | _INT4 | _GEFORCE,
+    "RTX 4090": _dense(1024, e4m3=2048) | _INT4 | _GEFORCE | {"e4m3.f32": 1024, "e5m2.f32": 1024},
+    "L20": _dense(512, e4m3=1024),
+    "L4": _dense(1024, e4m3=2048) | _INT4,
+    **dict.fromkeys(("H100", "H200"), _dense(4096, f64=256, e4m3=8192)),
+    "H20": _dense(1024, e4m3=2048),  # a quarter of an H100's; the rate for float64 is not published
+    **dict.fromkeys(("GB200", "B200"), _dense(8192, f64=128, e4m3=16384)),
+    "RTX 5090": _dense(1024, e4m3=2048) | _GEFORCE | {"e4m3.f32": 1024, "e5m2.f32": 1024},
+}
+_L2_BYTES_PER_CLOCK = {80: 5120}
+# The H100, the H200 and the A100 are SXM modules; of a GB200 this is one GPU. Why the clock or the bandwidth is not the
+# data sheet's:
+#   RTX A6000, 3090   the highest clock that the driver accepts: 1.8 GHz in the data sheet of the A6000; boards of the
+#                     3090 exceed the 1.695 GHz of the white paper
+#   RTX 4090          boards exceed the 2.52 GHz of the white paper: 2.82 GHz was reported (club-3090 #697)
+#   RTX 5090          the highest clock that the driver accepts (kekzl/imp #1671); 2.407 GHz in the white paper
+#   L20, H100         of the data sheet's 59.8 and 67 TFLOP/s in float32; an H100's 989 on tensor cores are at 1.83 GHz
+#   GB200, B200       of the data sheet's 2500 TFLOP/s on tensor cores; of its 75 in float32 (its 2250 are at 1.86 GHz)
+#   L4, H200, GB200   2 · 6.251 GHz · 192 bits; 2 · 3.201 GHz · 6016 bits; 8 TB/s in the data sheet, which rounds
+_TABLE = """
+name       |  sm | SMs |   GHz | DRAM, GB/s | L2, MiB | memory, GB | stated TFLOP/s | stated GB/s
+T4         |  75 |  40 |  1.59 |        320 |       4 |         16 |             65 |         320
+A100 40 GB |  80 | 108 |  1.41 |       1555 |      40 |         40 |            312 |        1555
+A100       |  80 | 108 |  1.41 |       2039 |      40 |         80 |            312 |        2039
+RTX A6000  |  86 |  84 |   2.1 |        768 |       6 |         48 |          154.8 |         768
+RTX A5000  |  86 |  64 |   2.1 |        768 |       6 |         24 |          111.1 |         768
+RTX 3090   |  86 |  82 |   2.1 |      936.2 |       6 |         24 |            142 |         936
+RTX 4090   |  89 | 128 | 3.105 |       1008 |      72 |         24 |          330.3 |        1008
+L20        |  89 |  92 |  2.54 |        864 |      96 |         48 |          119.5 |         864
+L4         |  89 |  58 |  2.04 |      300.1 |      48 |         24 |            121 |         300
+H100       |  90 | 132 |  1.98 |       3352 |      50 |         80 |            989 |        3350
+H20        |  90 |  78 |  1.98 |       4000 |      60 |         96 |            148 |        4000
+H200       |  90 | 132 |  1.98 |       4814 |      50 |        141 |            989 |        4800
+GB200      | 100 | 148 | 2.062 |       8200 |     126 |        192 |           2500 |        8000
+B200       | 100 | 148 |  1.98 |       8200 |     126 |        180 |           2250 |        8000
+RTX 5090   | 120 | 170 |  3.09 |       1792 |      96 |         32 |            419 |        1792
+"""
 
-_ROWS = [value for value in [*globals().values()] if isinstance(value, Gpu)]  # in the order of this file
-GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _ROWS}
+
+def _gpu(row: str) -> Gpu:
+    name, *numbers = (cell.strip() for cell in row.split("|"))
+    sm, sms, l2_mib = (int(numbers[i]) for i in (0, 1, 4))
+    clock, dram, memory, bandwidth = (float(f"{numbers[i]}e9") for i in (2, 3, 5, 7))
+    flops, l2, (lanes, *of_sm) = float(f"{numbers[6]}e12"), (l2_mib << 20, _L2_BYTES_PER_CLOCK.get(sm)), _SMS[sm]
+    return Gpu(name, sm, sms, clock, lanes, _TENSOR_FLOPS[name], dram, *l2, *of_sm, memory, flops, bandwidth)
+
+
+GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in map(_gpu, _TABLE.strip().splitlines()[1:])}
+A100_40GB, A100, H100, H200 = (GPUS[name] for name in ("A100 40 GB", "A100", "H100", "H200"))
 # By compute capability · 10. The last row with a compute capability represents it: the L4 for 89, the H200 for 90.
-BY_SM: Mapping[int, Gpu] = {gpu.sm: gpu for gpu in _ROWS}
+BY_SM: Mapping[int, Gpu] = {gpu.sm: gpu for gpu in GPUS.values()}
 SHARED_BYTES = {sm: gpu.shared_bytes for sm, gpu in BY_SM.items()}  # of a thread block, at most
 
 

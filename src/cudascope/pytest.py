@@ -1,17 +1,10 @@
-"""The pytest plugin `cudascope`: tests whose kernels are checked, or observed, on the CPU.
+"""The pytest plugin `cudascope`: tests whose kernels are checked, or observed, on the CPU. README.md has an example.
 
-    @pytest.mark.cudascope(schedules=3)          # runs three times: in the threads' own order, with seed 0, with seed 1
-    def test_scale():
-        kernel[4, 128](x, out)
-        assert torch.equal(out, 2 * x)
-
-    def test_sectors(cudascope_observe):         # a Report of the launches so far
-        kernel[4, 128](x, out)
-        assert cudascope_observe.count("read", "global").sectors == 64
-
-A marked test fails if `cudascope.check` finds something in a launch of the test function; fixtures are not checked.
+A test marked with `@pytest.mark.cudascope(schedules=3)` runs three times: in the threads' own order, with seed 0 and
+with seed 1. It fails if `cudascope.check` finds something in a launch of the test function; fixtures are not checked.
 `ignore` and `also` name rules, as for `check`, and `outputs` the parameters whose tensors the kernels write. A launch
-continues after a finding where it can, so the failure lists all findings.
+continues after a finding where it can, so the failure lists all findings. The fixture `cudascope_observe` is a Report
+of the launches so far.
 """
 
 from collections.abc import Generator, Iterator, Sequence

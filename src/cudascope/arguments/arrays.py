@@ -66,11 +66,7 @@ class Array(NamedTuple):
 
 
 def as_array(value: object) -> Array | None:
-    """Describe the memory of `value`; None if it has none that a kernel could use.
-
-    Raises:
-        ValueError: a kernel cannot index it: a sparse tensor, negative strides, a foreign byte order.
-    """
+    """Describe the memory of `value`; None if it has none. ValueError: a kernel cannot index it."""
     if isinstance(value, Array):
         return value
     torch = sys.modules.get("torch")
@@ -115,12 +111,7 @@ def _of_pointer(value: Any) -> Array:
 
 
 def array_of(value: object, what: str, *, must: str) -> Array:
-    """Describe the memory of an argument that must have some. `what` and `must` begin the messages.
-
-    Raises:
-        ValueError: a kernel cannot index the memory.
-        TypeError: `value` has no memory that a kernel could use.
-    """
+    """Describe the memory of an argument that must have some. Else ValueError or TypeError: `what`, `must` and why."""
     try:
         array = as_array(value)
     except ValueError as error:

@@ -40,11 +40,7 @@ def reachable(**arrays: object) -> Iterator[None]:
 
 
 def reached(kernel: str, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Return the memory on the CPU that a launch of `kernel` may touch besides its arguments `arrays`.
-
-    Raises:
-        ValueError: an argument of the same name is other memory.
-    """
+    """Return the CPU memory that a launch may touch besides its arguments. ValueError: one name means two memories."""
     known = _reachable.get()
     if not known or reached_device() != "cpu":
         return {}

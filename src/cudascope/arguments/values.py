@@ -30,17 +30,16 @@ def rule_for(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     """Return the function that checks and converts a value for `parameter`. Raise ValueError if no value fits."""
     if parameter.pointer:
         return _pointer_rule(function, parameter)
-    if parameter.ctype in ADDRESSES and not parameter.bytes:
-        return _address_rule(function, parameter)
+    if parameter.ctype in ADDRESSES and not parameter.bytes:  # PTX does not tell an address from a number
+        number, memory = _scalar_rule(function, parameter), _pointer_rule(function, parameter)
+        return lambda value: number(value) if isinstance(value, Integral) else memory(value)
     if parameter.ctype in C_TYPES:
         return _scalar_rule(function, parameter)
     if is_struct(parameter):
         rule = _struct_rule(function, parameter)
         return _accessor_rule(function, parameter, rule) if _accessor(parameter) else rule
-    raise ValueError(
-        f"kernel {function}: {parameter.name} is declared `{parameter.ctype}` and passed by value, "
-        f"which is not understood"
-    )
+    what = f"kernel {function}: {parameter.name} is declared `{parameter.ctype}`"
+    raise ValueError(f"{what} and passed by value, which is not understood")
 
 
 def is_struct(parameter: Parameter) -> bool:
@@ -108,7 +107,7 @@ def _accessor(parameter: Parameter) -> tuple[str, int, str] | None:
 def _accessor_rule(function: str, parameter: Parameter, whole: Callable[[Any], Any]) -> Callable[[Any], Any]:
     element, dims, index = _accessor(parameter)
     ctype, _, const = type_of(tokens_of(element))
-    is_info = dims == _INFO_SIZES and "TensorInfo" in parameter.ctype
+    is_info = "TensorInfo" in parameter.ctype
     pointed = parameter._replace(ctype=ctype, pointer=True, const=const, bytes=0)
     pointer = _pointer_rule(function, pointed) if is_understood(pointed) else as_array
     form = "q" if "long" in index else "i"
@@ -147,9 +146,8 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
             return None
         array = array_of(value, what, must=f"{what} must be {wanted} ({declared})")
         if dtypes and array.dtype not in dtypes:
-            raise TypeError(
-                f"{what} must be {' or '.join(dtypes)} ({declared}), got {array.dtype}: convert it to {dtypes[0]}"
-            )
+            wrong = f"got {array.dtype}: convert it to {dtypes[0]}"
+            raise TypeError(f"{what} must be {' or '.join(dtypes)} ({declared}), {wrong}")
         if not (array.writable or parameter.const):
             raise ValueError(f"{what} is read-only memory, and the kernel may write there ({declared}): pass a copy")
         if size > 1 and (nbytes := array.size * array.itemsize) % size:
@@ -164,31 +162,22 @@ def _pointer_rule(function: str, parameter: Parameter) -> Callable[[Any], Array 
     return memory
 
 
-def _address_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
-    """A 64-bit parameter of PTX takes numbers and arrays: PTX does not tell an address from a number."""
-    number, memory = _scalar_rule(function, parameter), _pointer_rule(function, parameter)
-    return lambda value: number(value) if isinstance(value, Integral) else memory(value)
-
-
 def _scalar_rule(function: str, parameter: Parameter) -> Callable[[Any], Any]:
     what, ctype = f"kernel {function}: {parameter.name}", parameter.ctype
+
+    def boolean(value: object) -> Any:
+        if type(value).__name__ != "bool":  # numpy's has the same name
+            raise _wrong_kind(what, "bool", "True or False", value)
+        return C_TYPES["bool"](value)
+
     if ctype == "bool":
-        return _boolean_rule(what)
+        return boolean
     return _integer_rule(what, ctype) if ctype in INTEGERS else _float_rule(what, ctype)
 
 
 def _wrong_kind(what: str, ctype: str, wanted: str, value: object) -> TypeError:
     hint = ": pass its .item()" if hasattr(value, "item") else ""
     return TypeError(f"{what} must be {wanted} (declared `{ctype}`), got {type(value).__name__}{hint}")
-
-
-def _boolean_rule(what: str) -> Callable[[Any], Any]:
-    def boolean(value: object) -> Any:
-        if type(value).__name__ != "bool":  # numpy's has the same name
-            raise _wrong_kind(what, "bool", "True or False", value)
-        return C_TYPES["bool"](value)
-
-    return boolean
 
 
 def _integer_rule(what: str, ctype: str) -> Callable[[Any], Any]:

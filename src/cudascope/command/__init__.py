@@ -1,4 +1,1 @@
-"""The command `cudascope` and the cell magic `%%cuda`.
-
-It may import every other folder of the package. Public: nothing. A shell and `%load_ext cudascope` start it.
-"""
+"""The command `cudascope` and the cell magic `%%cuda`. Public: nothing: a shell or a notebook starts them."""

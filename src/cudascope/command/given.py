@@ -63,9 +63,8 @@ _DTYPES |= ITEMSIZES.keys()
 def _filled(name: str, dtype: str, sizes: list[int], contents: str = "random") -> np.ndarray:
     """Return the array that a shell asks for. A dtype that numpy lacks comes as its bit patterns."""
     if dtype not in _DTYPES:
-        raise argparse.ArgumentTypeError(
-            f"{name}: the dtype must be one of {', '.join(sorted(_DTYPES))}, got {dtype!r}"
-        )
+        known = ", ".join(sorted(_DTYPES))
+        raise argparse.ArgumentTypeError(f"{name}: the dtype must be one of {known}, got {dtype!r}")
     generator = np.random.default_rng(zlib.crc32(name.encode()))  # another for each array, the same each time
     if below := re.fullmatch(r"below=(\d+)", contents):
         values = generator.integers(int(below[1]), size=sizes)

@@ -81,9 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOT_UNDERSTOOD
 
 
-# ------------------------------------------------------------------------------------------------ programs
-
-
 def _program(options: argparse.Namespace) -> list[Source] | None:
     """The files of the program that shall run; None if a kernel is meant."""
     names = getattr(options, "names", [])
@@ -93,8 +90,7 @@ def _program(options: argparse.Namespace) -> list[Source] | None:
         if len(names) > 1:
             raise ValueError(f"name one kernel, or the files of a program: got {' and '.join(names)}")
         return None
-    include = [f"-I{folder}" for folder in options.include]
-    sources = program_sources([options.file, *others], options.define, [*include, *options.option])
+    sources = program_sources([options.file, *others], options.define, options.option)
     if sources is None and others:
         raise ValueError(f"none of these files has a main: {', '.join([options.file, *others])}")
     if sources and (given := [name for name in ("grid", "block", "tensor", "scalar") if getattr(options, name)]):
@@ -107,9 +103,9 @@ def _run_program(sources: list[Source], options: argparse.Namespace) -> int:
     found: list[Finding] = []
     first_seed: dict[tuple, int | None] = {}
     checks, observes = options.run is _check, options.run is _observe
-    also = [rule for rule in getattr(options, "also", []) if rule != "leak"]
-    ignored = [rule for rule in getattr(options, "ignore", []) if rule not in OF_PROGRAMS]
-    for seed in getattr(options, "schedule", [None]):
+    also = [rule for rule in options.also if rule != "leak"]
+    ignored = [rule for rule in options.ignore if rule not in OF_PROGRAMS]
+    for seed in options.schedule:
         with contextlib.ExitStack() as stack:
             stack.enter_context(time_limit(options.time_limit))
             if checks:
@@ -117,8 +113,8 @@ def _run_program(sources: list[Source], options: argparse.Namespace) -> int:
             elif observes:
                 stack.enter_context(observe(trace_limit=0))
             run = current_run.get()
-        outcome = run_program(sources, options.arguments, run, with_leaks="leak" in getattr(options, "also", []))
-        here = [each for each in outcome.findings if each.rule not in getattr(options, "ignore", [])]
+        outcome = run_program(sources, options.arguments, run, with_leaks="leak" in options.also)
+        here = [each for each in outcome.findings if each.rule not in options.ignore]
         for finding in here:
             first_seed.setdefault(finding.place, seed)
         found = by_cause([*found, *here])
@@ -126,17 +122,11 @@ def _run_program(sources: list[Source], options: argparse.Namespace) -> int:
             print(line)
     sys.stdout.flush()
     with contextlib.redirect_stdout(sys.stderr):
-        for finding in found:
-            _print(finding, first_seed[finding.place])
+        _tell(found, first_seed, options)
         if checks:
             launches, schedules = _count(outcome.launches, "launch"), _count(len(options.schedule), "schedule")
             print(f"{Path(options.file).name}: {_count(len(found), 'finding')} in {launches} and {schedules}")
-    if getattr(options, "sarif", None):
-        Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
     return FOUND_IN_PROGRAM if found else outcome.status
-
-
-# ------------------------------------------------------------------------------------------------ commands
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -145,18 +135,14 @@ def _check(options: argparse.Namespace) -> int:
     first_seed: dict[tuple, int | None] = {}
     for seed in options.schedule:
         arguments, outputs = _arguments(kernel, options)
-        checked = check(
-            outputs=[*outputs.values()], schedule=seed, stop=False, ignore=options.ignore, also=options.also
-        )
+        rules = {"ignore": options.ignore, "also": options.also}
+        checked = check(outputs=[*outputs.values()], schedule=seed, stop=False, **rules)
         with time_limit(options.time_limit), checked as report:
             kernel[options.grid, options.block, options.shared](*arguments)
         for finding in report.findings:
             first_seed.setdefault(finding.place, seed)
         found = by_cause([*found, *report.findings])
-    for finding in found:
-        _print(finding, first_seed[finding.place])
-    if options.sarif:
-        Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
+    _tell(found, first_seed, options)
     print(f"{kernel.name}: {_count(len(found), 'finding')} in {_count(len(options.schedule), 'schedule')}")
     return _status(found)
 
@@ -225,17 +211,13 @@ def _written(tokens: Tokens) -> str:
     return re.sub(r" (?=[*&,>\])]|::)|(?<=[<(\[])(?<!,) |(?<=::) | (?=[<\[(])", "", " ".join(tokens))
 
 
-# ------------------------------------------------------------------------------------------------ what is run
-
-
 def _kernel(options: argparse.Namespace) -> CudaKernel:
     if options.kernel is None:
         raise ValueError("\n  ".join([f"name one of the kernels of {options.file}:", *_declarations(options.file)]))
     if options.block is None:
         raise ValueError(f"kernel {options.kernel} needs its block: add --block 128 or --block 16,16")
     options.grid = options.grid or (1,)
-    include = [f"-I{folder}" for folder in options.include]
-    return CudaKernel(Path(options.file), options.kernel, defines=options.define, options=[*include, *options.option])
+    return CudaKernel(Path(options.file), options.kernel, defines=options.define, options=options.option)
 
 
 def _arguments(kernel: CudaKernel, options: argparse.Namespace) -> tuple[list[object], dict[str, Array]]:
@@ -261,7 +243,12 @@ def _remedy(parameter: Parameter) -> str:
     return f"  {option} {parameter.name}={value}   for `{spelled(parameter)} {parameter.name}`"
 
 
-# ------------------------------------------------------------------------------------------------ what is said
+def _tell(found: Sequence[Finding], first_seed: dict[tuple, int | None], options: argparse.Namespace) -> None:
+    """Print findings, each with the first seed that shows it, and write them as SARIF if that is asked for."""
+    for finding in found:
+        _print(finding, first_seed[finding.place])
+    if options.sarif:
+        Path(options.sarif).write_text(json.dumps(sarif_log(found, SUMMARIES), indent=2) + "\n")
 
 
 def _print(finding: Finding, seed: int | None) -> None:
@@ -281,9 +268,6 @@ def _count(number: int, what: str) -> str:
     return f"{number or 'no'} {what}{plural * (number != 1)}"
 
 
-# ------------------------------------------------------------------------------------------------ options
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudascope",
@@ -291,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 nothing was found, 1 something was, 2 what was asked is not understood or supported. A "
         "program's own status is passed on, and is 99 if something was found",
     )
+    parser.set_defaults(schedule=[None], ignore=[], also=[], sarif=None)  # of the commands without these options
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("file", help="a .cu file")
     launch = argparse.ArgumentParser(add_help=False, parents=[file])
@@ -309,7 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--scalar", type=given_value, action="append", default=[], metavar="NAME=VALUE", help=VALUES)
     add("--time-limit", type=float, default=30.0, metavar="SECONDS", help="without progress (default: 30)")
     add("--define", action="append", default=[], metavar="NAME[=VALUE]", help="as a compiler's -D")
-    add("--include", action="append", default=[], metavar="FOLDER", help="as a compiler's -I")
+    add("--include", action="append", dest="option", default=[], type="-I{}".format, metavar="FOLDER", help="as -I")
     add("--option", action="append", default=[], help="another option of the compiler: --option=--std=c++20")
     checks = argparse.ArgumentParser(add_help=False)
     add = checks.add_argument

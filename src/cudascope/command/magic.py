@@ -6,13 +6,11 @@
 It is compiled at once, for the GPU if there is one. Lines in messages are the cell's.
 """
 
-import sys
-
 from IPython import get_ipython
 from IPython.core.error import UsageError
 
 from cudascope.cpp.source import CompileError
-from cudascope.kernels.cuda import CudaKernel
+from cudascope.kernels.cuda import CudaKernel, default_device
 
 
 def cuda(line: str, cell: str) -> None:
@@ -29,8 +27,7 @@ def cuda(line: str, cell: str) -> None:
     try:
         # the magic's own line is line 1 of the cell
         kernel = CudaKernel("\n" + cell, name, defines=[define.removeprefix("-D") for define in defines])
-        torch = sys.modules.get("torch")
-        kernel.compile("cuda" if torch is not None and torch.cuda.is_available() else "cpu")
+        kernel.compile(default_device())
     except (CompileError, ValueError) as error:
         get_ipython().user_ns.pop(bound_name, None)
         message = f"{type(error).__name__}: {error}"

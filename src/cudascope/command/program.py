@@ -2,6 +2,8 @@
 
 import ctypes
 import faulthandler
+import functools
+import itertools
 import json
 import mmap
 import os
@@ -48,11 +50,7 @@ def program_sources(files: Sequence[str], defines: Sequence[str], options: Seque
 
 
 def run_program(sources: Sequence[Source], arguments: Sequence[str], run: Run, *, with_leaks: bool = False) -> Outcome:
-    """Build a program and run its main in a child process.
-
-    Raises:
-        CompileError: the program does not compile, or needs what cudascope does not have.
-    """
+    """Build a program and run its main in a child process. CompileError: it cannot be compiled for the CPU."""
     program = build_program(sources, instrumented=run.report is not None)
     api_file()
     reading, writing = os.pipe()
@@ -90,7 +88,7 @@ def run_program(sources: Sequence[Source], arguments: Sequence[str], run: Run, *
 
 def _run_in_child(program: Program, arguments: Sequence[str], run: Run, writing: int, progress: mmap.mmap) -> None:
     """Run the program. The process ends here."""
-    send = send_to(writing)
+    send = functools.partial(send_to, writing)
     faulthandler.disable()  # the program has handlers of its own
     for number in (signal.SIGINT, signal.SIGPIPE):  # they end a program, and Python has changed that
         signal.signal(number, signal.SIG_DFL)
@@ -139,12 +137,7 @@ def _finding(fields: dict[str, Any]) -> Finding:
 
 def grouped(observed: Sequence[tuple[int, str]]) -> Iterator[str]:
     """What was observed, with a title. Launches in a row with the same counts are one."""
-    i = 0
-    while i < len(observed):
-        j = i
-        while j + 1 < len(observed) and observed[j + 1][1] == observed[i][1]:
-            j += 1
-        first, last = observed[i][0], observed[j][0]
-        yield f"launch {first}:" if i == j else f"launches {first} to {last}, each of them:"
-        yield observed[i][1]
-        i = j + 1
+    for text, launches in itertools.groupby(observed, key=lambda each: each[1]):
+        first, *others = (number for number, _ in launches)
+        yield f"launches {first} to {others[-1]}, each of them:" if others else f"launch {first}:"
+        yield text

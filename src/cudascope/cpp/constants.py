@@ -48,14 +48,11 @@ _FLOAT = re.compile(r"(?=.*[.ep])((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|0x[\da-f.]+p
 _CHARACTER = re.compile(r"'(?:([ -~])|\\(?:([abefnrtv\\'\"?])|([0-7]{1,3})|x([\da-fA-F]+)))'")
 _ESCAPES = dict(zip("abefnrtv\\'\"?", "\a\b\33\f\n\r\t\v\\'\"?", strict=True))
 
-# ------------------------------------------------------------------------------------------------ arithmetic
-
 
 def converted(value: Value, type: str) -> Value:
     """Return `value` as C++ converts it to `type`; the number is unknown if the type has no arithmetic.
 
-    Raises:
-        ArithmeticError: a floating-point number is out of the range of `type`.
+    ArithmeticError: a floating-point number is out of the range of `type`.
     """
     number = value.number
     if number is None or not promoted(type):
@@ -137,9 +134,6 @@ def _truth(value: Value) -> Truth:
     return None if value.number is None else value.number != 0
 
 
-# ------------------------------------------------------------------------------------------------ expressions
-
-
 def condition(tokens: Tokens, value_of: Callable[[str], Value]) -> Truth:
     """Whether an #if with `tokens`, in which macros are expanded, is taken; None if that is unknown.
 
@@ -173,18 +167,11 @@ class Reader:
         self._unevaluated = 0  # how many operators leave out the part that is read now
 
     def read(self) -> Value:
-        """Return the value.
-
-        Raises:
-            Unreadable: it is not an expression of numbers.
-            ArithmeticError: C++ gives it no value.
-        """
+        """Return the value. Unreadable: it is not an expression of numbers. ArithmeticError: C++ gives it no value."""
         value = self._conditional()
         if self._tokens[self._at]:
             raise Unreadable
         return value
-
-    # -------------------------------------------------------------------------------------------- operators
 
     def _conditional(self) -> Value:
         condition = self._binary(1)
@@ -263,8 +250,6 @@ class Reader:
             type = self._read_if(False, self._unary).type
         return Value("unsigned long", SIZES.get(type))
 
-    # -------------------------------------------------------------------------------------------- what they share
-
     def _expect(self, token: str) -> None:
         if self._tokens[self._at] != token:
             raise Unreadable
@@ -305,8 +290,6 @@ class Reader:
 
     def _bool(self, truth: Truth) -> Value:
         return Value(self._truth_type, None if truth is None else int(truth))
-
-    # -------------------------------------------------------------------------------------------- names and literals
 
     def _name(self, first: str) -> Value:
         start = self._at - 1

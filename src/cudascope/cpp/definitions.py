@@ -50,11 +50,7 @@ class Scope:
         self._values[name], self._types[name] = value, type
 
     def evaluate(self, expression: Tokens, type: str | None = None) -> Value:
-        """Return the value of a constant expression, converted to `type` if there is one.
-
-        Raises:
-            ConstantError: C++ gives the expression no value. The message names the expression.
-        """
+        """The value of a constant expression, converted to `type` if given. ConstantError: C++ gives it no value."""
         try:
             value = Reader(substitute(expression, self._macros), self.value, self.type).read()
             return value if type is None else converted(value, type)
@@ -125,9 +121,6 @@ class Scope:
             return dict.fromkeys(values, UNKNOWN)
         type = next((each for each in RANKS if all(fits(number, each) for number in numbers)), "")
         return {name: converted(value, type) for name, value in values.items()}
-
-
-# ------------------------------------------------------------------------------------------------ declarations
 
 
 def constants_of(declaration: Tokens) -> Iterator[tuple[str, Definition]]:

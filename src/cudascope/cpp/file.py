@@ -160,8 +160,6 @@ class _Declaration:
         elif self.class_body is None and any(self.tokens[j] in _CLASS_KEYS for j in self.outer):
             self.class_body = i
 
-    # -------------------------------------------------------------------------------------------- what it is
-
     def piece(self) -> Piece:
         tokens, start, end = self.tokens, self.start, self.end
         words = [tokens[j] for j in self.outer]
@@ -370,9 +368,8 @@ class File(Outline):
     def scope(self) -> Scope:
         """The names that constant expressions use. A name that is defined twice, differently, is unknown."""
         macros = {name: self.named[name] for name, _ in self._object_macros()}
-        definitions: dict[str, Definition | None] = dict.fromkeys(
-            name for name, body in macros.items() if body == [AMBIGUOUS]
-        )
+        unclear = [name for name, body in macros.items() if body == [AMBIGUOUS]]
+        definitions: dict[str, Definition | None] = dict.fromkeys(unclear)
         for namespace, own_name, definition in self._definitions:
             for i in range(len(namespace) + 1):
                 name = "::".join((*namespace[i:], own_name))

@@ -46,10 +46,8 @@ class Parameter(NamedTuple):
 def _parameter(position: int, declared: Tokens, function: str, known: Mapping[str, Tokens], scope: Scope) -> Parameter:
     """Parameter `position` of kernel `function`. A type that is not plain keeps its spelling.
 
-    `known` says which tokens names stand for in a type, `scope` what they mean in the default argument.
-
-    Raises:
-        ValueError: Python can pass nothing for it, or its default argument has no value in C++.
+    `known` says which tokens names stand for in a type, `scope` what they mean in the default argument. ValueError:
+    Python can pass nothing for it, or its default argument has no value in C++.
     """
     equals = declared.index("=") if "=" in declared else len(declared)
     tokens, expression = list(declared[:equals]), declared[equals + 1 :]
@@ -118,9 +116,8 @@ class Signature(NamedTuple):
 def read_signature(file: File, name: str) -> Signature:
     """The signature of kernel `name` of `file`.
 
-    Raises:
-        ValueError: no `__global__` function has this name (the message lists those there are), several have it,
-            template arguments do not fit, or the parameters depend on an #if that cannot be told.
+    ValueError: no `__global__` function has this name (the message lists those there are), several have it, template
+    arguments do not fit, or the parameters depend on an #if that cannot be told.
     """
     wanted = _split_name(name)
     function = wanted.path[-1]

@@ -24,14 +24,8 @@ _ASKED = re.compile(r'\b__has_include(?:_next)?\s*\(\s*(?:"([^"\n]+)"|<([^>\n]+)
 _FILE = re.compile(r'"([^"\n]+)"|<([^>\n]+)>')
 
 # A folder with one of these headers is NVIDIA's. cudascope's own headers come first, because they replace some of it.
-_OF_NVIDIA = (
-    "cuda_runtime_api.h",
-    "cuda_fp16.h",
-    "cub/cub.cuh",
-    "cuda/std/utility",
-    "cooperative_groups.h",
-    "nv/target",
-)
+_OF_NVIDIA = ("cuda_runtime_api.h", "cuda_fp16.h", "cub/cub.cuh", "cuda/std/utility")
+_OF_NVIDIA += ("cooperative_groups.h", "nv/target")
 _OF_TORCH_ALONE = ("c10/macros/Macros.h", "torch/torch.h")
 
 
@@ -42,10 +36,7 @@ class CompileError(RuntimeError):
 def read_source(path: Path) -> str:
     """Return the text of a source or header: UTF-8, or else Latin-1, in which every byte is a character.
 
-    A byte order mark is left out, and every line ends in a line feed.
-
-    Raises:
-        ValueError: the file is in UTF-16.
+    A byte order mark is left out, and every line ends in a line feed. ValueError: the file is in UTF-16.
     """
     content = path.read_bytes()
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

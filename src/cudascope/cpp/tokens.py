@@ -45,9 +45,6 @@ def text_of(expression: Tokens) -> str:
     return _NO_SPACE.sub("", " ".join(expression))
 
 
-# ------------------------------------------------------------------------------------------------ brackets
-
-
 def partners(tokens: Sequence[str], splits: Mapping[int, Sequence[str]] | None = None) -> dict[int, int]:
     """Return the index of the closing bracket for each (, [ and {. A closing bracket without a partner is ignored.
 
@@ -112,9 +109,6 @@ def substitute(tokens: Tokens, known: Mapping[str, Tokens], inside: frozenset[st
         else:
             result.append(token)
     return result
-
-
-# ------------------------------------------------------------------------------------------------ truths
 
 
 def every(*truths: Truth) -> Truth:

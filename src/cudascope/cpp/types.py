@@ -65,26 +65,15 @@ def _pointees() -> dict[str, Pointee]:
 
 POINTEES = _pointees()
 
-# ---------------------------------------------------------------------------------------------- spelling
-
 FUNDAMENTAL = {"bool", "char", "short", "int", "long", "float", "double", "signed", "unsigned", "void"}
 _PLAIN = {f"{u}{name}" for u in ("", "unsigned ") for name in _BUILT_IN} | {"bool", "float", "double", "void"}
 _SAME = {name: _ELEMENTS[name] for name in ("uchar", "ushort", "uint", "ulong")}
 _SAME |= {name: f"__{name}" for name in ("half", "half2", "nv_bfloat16", "nv_bfloat162")}
 _SAME |= {f"__{name}_raw": f"__{name}" for name in ("half", "nv_bfloat16")}
-_SAME |= {
-    "__nv_fp8_storage_t": "unsigned char",
-    "__nv_fp8x2_storage_t": "unsigned short",
-    "__nv_fp8x4_storage_t": "unsigned int",
-    "cudaTextureObject_t": "unsigned long long",
-    "cudaSurfaceObject_t": "unsigned long long",
-}
-_TORCHS = {
-    "Half": "__half",
-    "BFloat16": "__nv_bfloat16",
-    "Float8_e4m3fn": "__nv_fp8_e4m3",
-    "Float8_e5m2": "__nv_fp8_e5m2",
-}
+_SAME |= {f"__nv_fp8{x}_storage_t": f"unsigned {name}" for x, name in (("", "char"), ("x2", "short"), ("x4", "int"))}
+_SAME |= dict.fromkeys(("cudaTextureObject_t", "cudaSurfaceObject_t"), "unsigned long long")
+_TORCHS = {"Half": "__half", "BFloat16": "__nv_bfloat16", "Float8_e4m3fn": "__nv_fp8_e4m3"}
+_TORCHS |= {"Float8_e5m2": "__nv_fp8_e5m2"}
 
 
 def canonical_type(tokens: Tokens) -> str | None:

@@ -1,5 +1,1 @@
-"""A kernel built for the CPU, with the C++ runtime (runtime/), its rules, and the headers that a
-kernel includes (include/).
-
-It imports translate and the folders below translate. Public: nothing.
-"""
+"""A kernel built for the CPU: the build, the C++ runtime, the rules, the headers for kernels. Public: nothing."""

@@ -1,10 +1,11 @@
-"""The data that Python and the runtime exchange, read from runtime/kinds.h (enums) and launch.h (structures)."""
+"""The data that Python and C++ exchange, as the C++ declares it: runtime/kinds.h has enums, launch.h structures."""
 
 import ctypes
 import functools
 import re
 from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 
@@ -12,41 +13,46 @@ from cudascope.cpu import build
 from cudascope.toolchain.headers import RUNTIME
 
 
-def _declarations(header: str, word: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the body of each `enum` or `struct` of a header."""
-    text = re.sub(r"//.*", "", (RUNTIME / header).read_text(encoding="utf-8"))
-    yield from re.findall(rf"^{word} (\w+)[^{{;]*\{{(.*?)\}};", text, re.MULTILINE | re.DOTALL)
+def _declarations(header: Path, word: str, names: str = r"\w+") -> Iterator[tuple[str, str]]:
+    """Yield the name and the body of each `enum` or `struct` of a header whose name matches."""
+    text = re.sub(r"//.*|\bsimt::", "", header.read_text(encoding="utf-8"))
+    yield from re.findall(rf"^{word} ({names})\b[^{{;]*\{{(.*?)\}};", text, re.MULTILINE | re.DOTALL)
 
 
-# ------------------------------------------------------------------------------------------------ kinds
-
-_KINDS = {name: IntEnum(name, re.findall(r"\w+", body), start=0) for name, body in _declarations("kinds.h", "enum")}
+_ENUMS = _declarations(RUNTIME / "kinds.h", "enum")
+_KINDS = {name: IntEnum(name, re.findall(r"\w+", body), start=0) for name, body in _ENUMS}
 Mode, Space, Access, Collective = (_KINDS[name] for name in ("Mode", "Space", "Access", "Collective"))
 SPACES, ACCESSES = ([kind.name.lower() for kind in kinds] for kinds in (Space, Access))
 
-# ------------------------------------------------------------------------------------------------ structures
-
 _TYPES: dict[str, type] = {f"u{bits}": getattr(ctypes, f"c_uint{bits}") for bits in (8, 16, 32, 64)}
 _TYPES |= {"int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "char": ctypes.c_char}
+_TYPES |= {"unsigned": ctypes.c_uint32}
 
 
 def _fields(body: str) -> Iterator[tuple[str, type]]:
     for declaration in filter(None, map(str.strip, body.split(";"))):
-        if function := re.fullmatch(r"void \(\*(\w+)\)\(.*\)", declaration):
+        if function := re.fullmatch(r"\w+ \(\*(\w+)\)\(.*\)", declaration):
             yield function[1], ctypes.c_void_p
             continue
-        base, declarators = re.fullmatch(r"(\w+)(\W.*)", declaration, re.DOTALL).groups()
+        const, base, declarators = re.fullmatch(r"(const )?(\w+)(\W.*)", declaration, re.DOTALL).groups()
         for stars, name, length in re.findall(r"(\**)\s*(\w+)(?:\[(\d+)\])?", declarators):
             plain = ctypes.c_void_p if base in ("void", "char", "u8", "Event") else ctypes.POINTER(_TYPES[base])
+            plain = ctypes.c_char_p if const and base == "char" else plain
             kind = {"": _TYPES.get(base), "*": plain, "**": ctypes.POINTER(ctypes.c_void_p)}[stars]
             yield name, kind * int(length) if length else kind
 
 
-for _name, _body in _declarations("launch.h", "struct"):
-    _TYPES[_name] = type(_name, (ctypes.Structure,), {"_fields_": [*_fields(_body)]})
+def structures(header: Path, names: str = r"\w+") -> list[type]:
+    """Return the structures of a header whose name matches. Those that they point to must be known."""
+    found = []
+    for name, body in _declarations(header, "struct", names):
+        _TYPES[name] = type(name, (ctypes.Structure,), {"_fields_": [*_fields(body)]})
+        found.append(_TYPES[name])
+    return found
 
-REGION, SHARED_ARRAY, WAITER, ERROR = (_TYPES[name] for name in ("Region", "SharedArray", "Waiter", "Error"))
-LAUNCH, EVENT = _TYPES["Launch"], np.dtype(_TYPES["Event"])
+
+_, REGION, SHARED_ARRAY, WAITER, ERROR, _, _EVENT, LAUNCH = structures(RUNTIME / "launch.h")
+EVENT = np.dtype(_EVENT)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES, MAX_THREADS
 from cudascope.cpp.signature import address_of
@@ -27,10 +27,10 @@ from cudascope.cpu.rules import FLAGS
 from cudascope.toolchain.cache import UNFINISHED, cache_dir, code_of, digest, prune_at_times, publish, used
 from cudascope.toolchain.compiler import (
     BYTES,
-    done_by_compiler,
     find_compiler,
     in_words,
     prerequisites,
+    result_of_compiler,
     run_compiler,
     unset_variables,
     with_conditions,
@@ -62,27 +62,13 @@ from cudascope.translate.shifts import open_shifts, with_exact_shifts
 
 _OF_SYSTEM = (Path("/usr/local/include"), Path("/usr/include"))  # where a missing header may appear
 
-COMMON_FLAGS = (
-    "-std=c++17",
-    "-fPIC",
-    "-ftls-model=global-dynamic",
-    "-fstack-clash-protection",
-    "-fno-finite-loops",
-    "-fno-strict-aliasing",
-    "-fsanitize=shift-exponent",
-    "-g1",
-    "-Wno-attributes",
-    "-Wno-unknown-pragmas",
-)
+COMMON_FLAGS = ["-std=c++17", "-fPIC", "-g1", "-ftls-model=global-dynamic", "-fstack-clash-protection"]
+COMMON_FLAGS += ["-fno-finite-loops", "-fno-strict-aliasing", "-fsanitize=shift-exponent"]
+COMMON_FLAGS += ["-Wno-attributes", "-Wno-unknown-pragmas"]
 PLAIN_FLAGS = ("-O2",)
 # A loop that waits for memory that is not volatile: -O2 reads its condition once only, as a compiler may.
-READ_AT_EACH_TURN = (
-    "-O1",
-    "-fno-tree-fre",
-    "-fno-tree-loop-im",
-    "-fno-tree-dominator-opts",
-    "-fno-move-loop-invariants",
-)
+READ_AT_EACH_TURN = ("-O1", "-fno-tree-fre", "-fno-tree-loop-im", "-fno-tree-dominator-opts")
+READ_AT_EACH_TURN += ("-fno-move-loop-invariants",)
 GCC_FLAGS = ("-fno-gnu-unique", "-fno-extern-tls-init", "-fmax-errors=8", "-Werror=vla")
 # Every access calls a hook, and shall be the one that the source asks for: not split into words (sra), not moved out of
 # a loop that might not execute it (loop-im), not merged with its neighbours or made a memset (both begin with -O2).
@@ -120,10 +106,7 @@ class Kept(NamedTuple):
         return used(library), opened
 
     def keep(self, made: Path, opened: Sequence[str], absent: Sequence[str]) -> None:
-        """Keep the library `made`.
-
-        For it the compiler opened the user's files `opened`. It would have opened one of `absent`, were it there.
-        """
+        """Keep the library `made`. The compiler opened the files `opened`, and would have opened each of `absent`."""
         library = self._library([*opened, *absent])
         if warnings_of(made).exists():
             os.replace(warnings_of(made), warnings_of(library))
@@ -136,12 +119,10 @@ class Kept(NamedTuple):
         return cache_dir() / f"{self.key}.files"
 
     def _library(self, files: Sequence[str]) -> Path:
-        states = [part for file in files for part in _state(Path(file))]
-        return cache_dir() / f"{self.stem}-{digest(self.key, *states)}.so"
-
-
-def _state(path: Path) -> tuple[str, str, bytes]:
-    return str(path), str(path.is_file()), path.read_bytes() if path.is_file() else b""
+        parts = [self.key]
+        for path in map(Path, files):
+            parts += [str(path), str(path.is_file()), path.read_bytes() if path.is_file() else b""]
+        return cache_dir() / f"{self.stem}-{digest(*parts)}.so"
 
 
 def build(source: Source, name: str, *, instrumented: bool) -> Library:
@@ -209,11 +190,8 @@ def _compile(
         except CompileError as error:
             raise explained(in_words(error, source, name), file) from None
         absent = _elsewhere(source, opened) if included.is_unread else []
-        cut.keep(
-            made,
-            opened,
-            absent + [str(folder / name) for name in missing for folder in (*_OF_SYSTEM, nvidia_headers())],
-        )
+        absent += [str(folder / name) for name in missing for folder in (*_OF_SYSTEM, nvidia_headers())]
+        cut.keep(made, opened, absent)
 
 
 def _elsewhere(source: Source, opened: Sequence[str]) -> list[str]:
@@ -249,9 +227,6 @@ def compiler_flags(source: Source, included: Included, *, instrumented: bool) ->
 def entry_symbol(name: str) -> str:
     """The C name under which a kernel, or an instance of a template, is called."""
     return "simt_entry_" + (name if name.isidentifier() else digest(name))
-
-
-# ------------------------------------------------------------------------------------------------ the compiler
 
 
 @functools.cache
@@ -302,21 +277,9 @@ def runtime_built_meanwhile() -> Iterator[None]:
     built.result()
 
 
-def compile_library(
-    text: str,
-    flags: list[str],
-    path: Path,
-    source: Source,
-    *,
-    gaps: bool = False,
-    opened: Sequence[str] = (),
-    may_be_cut: bool = False,
-) -> list[str]:
-    """Compile `text`, which was made of `source`, to the shared library `path`. Return the user's files in it.
-
-    `opened` are those files that are a part of the text already.
-    """
-    assembly, opened = compile_assembly(text, flags, path, source, gaps=gaps, opened=opened, may_be_cut=may_be_cut)
+def compile_library(text: str, flags: list[str], path: Path, source: Source, **options: Any) -> list[str]:
+    """Compile `text` to the shared library `path`, as `compile_assembly` does. Return the user's files in it."""
+    assembly, opened = compile_assembly(text, flags, path, source, **options)
     link([assembly], path)
     return opened
 
@@ -337,11 +300,14 @@ def compile_assembly(
     opened: Sequence[str] = (),
     may_be_cut: bool = False,
 ) -> tuple[Path, list[str]]:
-    """Compile `text` as `compile_library` does. Return the file of assembly, beside `path`, and the user's files."""
+    """Compile `text`, made of `source`. Return the file of assembly, beside `path`, and the user's files in it.
+
+    `gaps`: for a watched build. `opened` are those files that are a part of the text already.
+    """
     compiler, _ = find_compiler()
     command = [*compiler, *flags, "-include", str(precompiled(flags)), "-S", "-x", "c++", "-"]
     assembly, rule = path.with_suffix(".s"), path.with_suffix(".d")
-    done = done_by_compiler([*command, "-o", str(assembly), "-MMD", "-MF", str(rule)], text, source.folder)
+    done = result_of_compiler([*command, "-o", str(assembly), "-MMD", "-MF", str(rule)], text, source.folder)
     if warned := unset_variables(done.stderr, source):
         warnings_of(path).write_text("".join(f"{json.dumps(each)}\n" for each in warned), encoding="utf-8")
     included = [str(source.folder / file) for file in prerequisites(rule.read_text(**BYTES)) if not is_foreign(file)]

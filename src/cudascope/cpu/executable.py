@@ -69,14 +69,10 @@ class Executable(NamedTuple):
 
 
 def executable_of(source: Source, name: str) -> Executable:
-    """Kernel `name` of `source`, compiled by the host's compiler when it is first needed.
-
-    `name` may be an instance of a template ("softmax<float, 128>").
-    """
+    """Kernel `name` of `source` ("softmax<float, 128>"), compiled by the host's compiler when it is first needed."""
     library = functools.cache(lambda instrumented: build(source, name, instrumented=instrumented))
-    return Executable(
-        name, source, entry_symbol(name), library, source.text.split("\n"), may_return(source, name, marked=True)
-    )
+    lines, returns = source.text.split("\n"), may_return(source, name, marked=True)
+    return Executable(name, source, entry_symbol(name), library, lines, returns)
 
 
 def may_return(source: Source, name: str, *, marked: bool) -> Callable[[], bool]:

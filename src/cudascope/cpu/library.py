@@ -93,11 +93,7 @@ class Library(NamedTuple):
 
 @functools.cache
 def load(
-    path: Path,
-    source_name: str,
-    folder: Path,
-    files: tuple[str, ...] = (),
-    tables: tuple[str, ...] = ("simt_variables",),
+    path: Path, source_name: str, folder: Path, files: tuple[str, ...] = (), tables: Sequence[str] = ("simt_variables",)
 ) -> Library:
     """Load the library that `build` compiled from `source_name`, which includes `files` of the user's, from `folder`.
 
@@ -131,28 +127,12 @@ def load(
         else:
             shared.append(SharedArray(each.name, each.offset, each.bytes, each.symbol))
     segment = max((each.offset + each.bytes for each in symbols if each.is_local), default=0)
-    return Library(
-        path,
-        handle,
-        base,
-        tuple(shared),
-        tuple(guards),
-        dynamic,
-        " or ".join(dynamic_names),
-        segment,
-        source_name,
-        folder,
-        files,
-        "simt_exchange_if" in at,
-        "simt_grid_sync" in at,
-        "simt_block_scope" in at,
-        tuple(_variables(handle, tables)),
-        tuple(
-            SharedArray(each.name, base + each.offset, each.bytes, each.symbol)
-            for each in sorted(objects, key=lambda each: each.offset)
-        ),
-        tuple(_warnings(path)),
-    )
+    in_blocks = tuple(shared), tuple(guards), dynamic, " or ".join(dynamic_names), segment
+    calls = [name in at for name in ("simt_exchange_if", "simt_grid_sync", "simt_block_scope")]
+    objects = [SharedArray(each.name, base + each.offset, each.bytes, each.symbol) for each in objects]
+    objects.sort(key=lambda each: each.offset)
+    found = tuple(_variables(handle, tables)), tuple(objects), tuple(_warnings(path))
+    return Library(path, handle, base, *in_blocks, source_name, folder, files, *calls, *found)
 
 
 class _Row(ctypes.Structure):
@@ -213,8 +193,6 @@ def _warnings(path: Path) -> Iterator[Warned]:
         for line in warnings_of(path).read_text(encoding="utf-8").splitlines():
             yield Warned(*json.loads(line))
 
-
-# ------------------------------------------------------------------------------------------------ source lines
 
 _lines: dict[tuple[Path, Path, int], tuple[str, int]] = {}
 _FRAME = re.compile(r"(.*):(\d+|\?)(?: \(discriminator \d+\))?")

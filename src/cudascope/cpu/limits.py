@@ -28,9 +28,7 @@ def check_grid(name: str, library: Library, grid: Shape, at_once: int) -> None:
     """ValueError for more thread blocks than can be, or than can wait for each other at a kernel's grid barrier."""
     blocks = grid[0] * grid[1] * grid[2]
     if blocks >= 2**32:
-        raise ValueError(
-            f"kernel {name}: grid {grid} has {blocks} thread blocks, the CPU runner counts them in 32 bits"
-        )
+        raise ValueError(f"kernel {name}: grid {grid} has {blocks} thread blocks, more than 32 bits can count here")
     if library.has_grid_sync and blocks > at_once:
         raise ValueError(
             f"kernel {name}: grid {grid} has {blocks} thread blocks, but at a grid barrier all must run at once, and "

@@ -39,11 +39,6 @@ def _elements_in(array: Array, start: int, granule: int, written: np.ndarray) ->
     return inside
 
 
-def _distance(array: Array, address: int) -> int:
-    """Return how many bytes an address is away from the elements of an array."""
-    return max(array.address - address, address - array.address - array.extent + 1, 0)
-
-
 def _overlaps(arrays: Sequence[Array], start: int, end: int) -> bool:
     return any(each.address < end and start < each.address + each.extent for each in arrays if each.size)
 
@@ -114,15 +109,13 @@ class Memory:
         ]
         pointers = (ctypes.c_uint32 * len(pointed))(*(i for i, _ in pointed))
         pointer_regions = (ctypes.c_uint32 * len(pointed))(*(r for _, r in pointed))
-        listed = (shared, guards, variables, objects)
-        places, guard_places, variable_places, object_places = (_places(tuple(arrays)) for arrays in listed)
+        places = tuple(_places(tuple(arrays)) for arrays in (shared, guards, variables, objects))
         request.regions, request.num_regions = regions, len(regions)
         request.pointers, request.pointer_regions, request.num_pointers = pointers, pointer_regions, len(pointed)
-        request.shared, request.num_shared = places, len(shared)
-        request.guards, request.num_guards = guard_places, len(guards)
-        request.variables, request.num_variables = variable_places, len(variables)
-        request.objects, request.num_objects = object_places, len(objects)
-        return regions, pointers, pointer_regions, places, guard_places, variable_places, object_places
+        request.shared, request.guards, request.variables, request.objects = places
+        request.num_shared, request.num_guards = len(shared), len(guards)
+        request.num_variables, request.num_objects = len(variables), len(objects)
+        return regions, pointers, pointer_regions, places
 
     @staticmethod
     def _with_others(known: np.ndarray, wants: Sequence, start: int, granule: int) -> np.ndarray:
@@ -162,7 +155,12 @@ class Memory:
         """Name, element and description of the place `offset` bytes into a region (or beyond its ends)."""
         start, _, _, names = self.regions[region]
         address = start + offset
-        name = min(names, key=lambda name: _distance(self.arrays[name], address))
+
+        def distance(name: str) -> int:
+            array = self.arrays[name]
+            return max(array.address - address, address - array.address - array.extent + 1, 0)
+
+        name = min(names, key=distance)
         array = self.arrays[name]
         element, size = (address - array.address) // array.itemsize, array.extent // array.itemsize
         if not 0 <= element < size:
@@ -181,10 +179,7 @@ class Memory:
         return name, element, f"{name}[{element}]"
 
     def elements(self, events, shared) -> tuple[np.ndarray, np.ndarray]:
-        """Which tensor (or shared array) and which element of it each event touched; -1: none of them.
-
-        An element of a shared array is 4 bytes.
-        """
+        """Which tensor or shared array, and which element of it (4 bytes if shared), each event touched; -1: none."""
         tensor, element = events["region"].astype(np.int16), events["offset"] // 4
         for r, (start, _, _, names) in enumerate(self.regions):
             of_region = (events["space"] == Space.GLOBAL) & (events["region"] == r)

@@ -47,20 +47,15 @@ class Program(NamedTuple):
         """Load the program. The constructors of its global objects run."""
         first = self.sources[0]
         tables = [i for i, source in enumerate(self.sources) if not source.filename.endswith(".c")]
+        symbols = tuple(f"simt_variables_{i}" for i in tables)
         try:
-            return load(
-                self.path, first.filename, first.folder, self.files, tuple(f"simt_variables_{i}" for i in tables)
-            )
+            return load(self.path, first.filename, first.folder, self.files, symbols)
         except CompileError as error:
             raise _lacking(error) from None
 
 
 def build_program(sources: Sequence[Source], *, instrumented: bool) -> Program:
-    """Return the program that `sources` make together, from the cache or from the compiler.
-
-    Raises:
-        CompileError: a file does not compile, or needs what cudascope does not have.
-    """
+    """Return the program that `sources` make, from the cache or from the compiler (CompileError)."""
     key, flags = [*build_key(), code_of(__name__)], []
     for source in sources:
         included = source.with_included()
@@ -74,9 +69,8 @@ def build_program(sources: Sequence[Source], *, instrumented: bool) -> Program:
             _compile(sources, flags, kept, instrumented=instrumented)
         found = kept.found()
     if not found:
-        raise CompileError(
-            f"{sources[0].filename}: a file of the program is written while it is compiled: compile again"
-        )
+        file = sources[0].filename
+        raise CompileError(f"{file}: a file of the program is written while it is compiled: compile again")
     path, opened = found
     others = [source.filename for source in sources[1:]]
     return Program(path, tuple(sources), tuple(dict.fromkeys([*others, *opened])))
@@ -90,11 +84,9 @@ def _compile(sources: Sequence[Source], flags: Sequence[list[str]], kept: Kept, 
                 if source.filename.endswith(".c"):
                     assemblies.append(_compiled_c(source, Path(folder, f"{i}.s")))
                     continue
-                translated = program_file(source, of_source, i)
-                made = Path(folder, f"{i}.so")
-                assembly, own = compile_assembly(
-                    translated.text, of_source, made, source, gaps=instrumented, opened=translated.opened
-                )
+                translated, made = program_file(source, of_source, i), Path(folder, f"{i}.so")
+                options = {"gaps": instrumented, "opened": translated.opened}
+                assembly, own = compile_assembly(translated.text, of_source, made, source, **options)
             except CompileError as error:
                 raise _explained(error, source) from None
             text = _OF_PROGRAM.sub(r"simt_program_\1", assembly.read_text(**BYTES))
@@ -132,18 +124,10 @@ def _dynamic_symbols(assembly: str, arrays: set[str]) -> set[str]:
     return {name for name in used_symbols - defined if name in arrays or any(name.endswith(end) for end in mangled)}
 
 
-_NAMES = LIBRARIES | {
-    "nvtx": "NVTX",
-    "texture": "textures",
-    "surface": "surfaces",
-    "cuda": "this function of the CUDA runtime API",
-    "cu": "the CUDA driver API",
-}
-_UNKNOWN = re.compile(
-    r"^(\S.*?:\d+):\d+: error: ‘(?:struct )?((?:cu|nccl|nvtx|texture|surface)\w*)’ "
-    "(?:was not|does not|has not|undeclared)",
-    re.MULTILINE,
-)
+_NAMES = LIBRARIES | {"nvtx": "NVTX", "texture": "textures", "surface": "surfaces"}
+_NAMES |= {"cuda": "this function of the CUDA runtime API", "cu": "the CUDA driver API"}
+_NOT_HERE = "((?:cu|nccl|nvtx|texture|surface)\\w*)’ (?:was not|does not|has not|undeclared)"
+_UNKNOWN = re.compile(rf"^(\S.*?:\d+):\d+: error: ‘(?:struct )?{_NOT_HERE}", re.MULTILINE)
 _UNDEFINED = re.compile(r": ((?:cu|nccl|nvtx)\w*)(?:\(.*\))? is declared and has no body")
 
 
@@ -162,9 +146,6 @@ def _lacking(error: CompileError) -> CompileError:
 def _sentence(name: str) -> str:
     start = next(start for start in _NAMES if name.startswith(start))
     return f"the program uses {name}, and cudascope does not have {_NAMES[start]} (README: a program's own main)"
-
-
-# ------------------------------------------------------------------------------------------------ the API
 
 
 @functools.cache

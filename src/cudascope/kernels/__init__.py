@@ -1,4 +1,1 @@
-"""The classes of kernels, and their launches on a CPU and on a GPU.
-
-It imports watch and the folders below watch. Public: `cudascope.CudaKernel` and `cudascope.PtxKernel`.
-"""
+"""The classes of kernels, and their launches. Public: `cudascope.CudaKernel` and `cudascope.PtxKernel`."""

@@ -4,14 +4,10 @@
     scale[grid, block, shared_bytes](x, n, 0.5)                # tensors, ints, floats, … (see arguments/binder.py)
     scale.variable("weights").copy_(w)                         # a __constant__ or __device__ variable
 
-The source may have `main`, `<<<…>>>` and torch's headers. Host code is never compiled. If a compiler refuses the whole
-file, the compiler gets only the part that the kernel needs. A line that needs a missing header stops the kernel at that
-line.
-
-On a GPU, NVRTC compiles the source at the first launch, and the result is kept on disk (`CUDASCOPE_CACHE` moves it). On
-the CPU, the host's C++ compiler compiles the same text, and threads run as fibers (`cudascope.cpu`). A launch on a GPU
-uses torch's current stream, allocates no memory and does not synchronise. So a CUDA graph can capture the launch. The
-first launch loads the code: capture after one ordinary launch, or after `.compile(device)`.
+The source may have `main`, `<<<…>>>` and torch's headers. Host code is never compiled. A line that needs a missing
+header stops the kernel at that line. On a GPU, NVRTC compiles the source at the first launch, and the result is kept on
+disk. Such a launch uses torch's current stream, allocates no memory and does not synchronise, so a CUDA graph can
+capture it after one ordinary launch, or after `.compile(device)`, has loaded the code.
 
 A kernel without an array argument runs on the device of the memory that `reachable` names. If there is no such memory,
 torch's current GPU runs the kernel. A machine without a GPU uses its CPU.
@@ -48,11 +44,9 @@ from cudascope.toolchain.sass import SassLoop, loops_of_cubin
 def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
     """The signature of kernel `name` of `source`, as far as the text tells, and the file that declares the kernel.
 
-    Most kernels say themselves what they take. The preprocessor shows a kernel that a macro makes, and one that is
-    under a condition. Only the host's compiler knows the size of a struct and the meaning of a trait: `completed`.
-
-    Raises:
-        ValueError: the source has no such kernel, or several.
+    The preprocessor shows a kernel that a macro makes, and one that is under a condition. Only the host's compiler
+    knows the size of a struct and the meaning of a trait: `completed`. ValueError: the source has no such kernel, or
+    several.
     """
     file = source.read()
     try:
@@ -66,11 +60,7 @@ def read_kernel(source: Source, name: str) -> tuple[Signature, File]:
 
 
 def completed(source: Source, name: str, parameters: Sequence[Parameter]) -> tuple[Parameter, ...]:
-    """The `parameters` of kernel `name`, with the sizes and types that only the host's compiler can tell.
-
-    Raises:
-        CompileError: the compiler is needed, and it refuses the source.
-    """
+    """The `parameters` of kernel `name`, with sizes and types that only the host's compiler can tell (CompileError)."""
     if all(map(is_understood, parameters)):
         return tuple(parameters)
     types = build(source, name, instrumented=False).parameters(entry_symbol(name))
@@ -144,7 +134,8 @@ class CudaKernel:
         folder = path.parent if path else Path.cwd()
         self.name = name
         filename = str(path) if path else f"{base_name(name)}.cu"
-        source = Source(text, filename, folder, tuple(defines), tuple(map(_with_absolute_folder, options)))
+        options = [f"-I{Path(each[2:].strip()).absolute()}" if each.startswith("-I") else each for each in options]
+        source = Source(text, filename, folder, tuple(defines), tuple(options))
         self.source = source if path else _with_name_of_its_own(source)
         self._signature, self._file = read_kernel(self.source, name)
         self.function = self._signature.function
@@ -170,8 +161,6 @@ class CudaKernel:
     def _binder(self) -> Binder:
         return Binder(self.function, self.parameters)
 
-    # -------------------------------------------------------------------------------------------- launching
-
     def __getitem__(self, launch: Any) -> Callable[..., None]:
         """`kernel[grid, block]` or `kernel[grid, block, shared_bytes]`: a function of the kernel's arguments.
 
@@ -196,7 +185,7 @@ class CudaKernel:
 
     def _launch(self, shape: LaunchShape, args: tuple[object, ...]) -> None:
         bound = self._binder.bind(args)
-        device = bound.device or reached_device() or _default_device()
+        device = bound.device or reached_device() or default_device()
         if device == "cpu":
             self._on_cpu.launch(*shape, bound.values, arrays=bound.arrays)
         else:
@@ -207,18 +196,15 @@ class CudaKernel:
 
         What is written into it the next launch on `device` sees, and it shows what the last one wrote. Without `device`
         it is the current GPU's, or the CPU's if there is none. A struct comes as its bytes. Kernels of one source may
-        or may not share their variables: set them for each. The variable is a torch tensor; without torch it is a numpy
-        array.
+        or may not share their variables: set them for each. It is a torch tensor; without torch it is a numpy array.
 
         Raises:
             CompileError, RuntimeError: as `compile` does.
             ValueError: the source has no such variable, or it is const.
         """
-        device = _device(_default_device() if device is None else device)
+        device = _device(default_device() if device is None else device)
         memory = self._on_cpu.variable(name) if device == "cpu" else self._load(device).variable(name)
         return as_declared(memory, name, self._file)
-
-    # -------------------------------------------------------------------------------------------- compiling
 
     def compile(self, device: Any = "cpu") -> None:
         """Build, and load, for `device` now: the first launch there then costs what every launch does.
@@ -235,24 +221,22 @@ class CudaKernel:
 
     def resources(self, arch: str = "sm_90") -> Resources:
         """Registers, static shared bytes and spilled bytes when compiled for `arch`: needs NVRTC, but no GPU."""
-        check_arch(arch)
         return self._cubin(arch).resources
 
     def loops(self, arch: str = "sm_90") -> tuple[SassLoop, ...]:
         """The loops of the machine code for `arch`, in the order of their addresses, with instructions by class.
 
-        NVRTC compiles the kernel, as for `resources`, and nvdisasm of Triton's wheel reads the machine code. No GPU is
-        needed.
+        NVRTC compiles the kernel, and nvdisasm of Triton's wheel reads the machine code. No GPU is needed.
 
         Raises:
             CompileError: NVRTC refuses the source.
             RuntimeError: NVRTC or nvdisasm is not installed.
         """
-        check_arch(arch)
         cubin = self._cubin(arch)
         return loops_of_cubin(cubin.code, cubin.symbol)
 
     def _cubin(self, arch: str) -> Cubin:
+        check_arch(arch)
         return compile_cubin(self.source, self.name, arch)
 
     @cached_property
@@ -275,15 +259,12 @@ class CudaKernel:
             )
         index = torch.cuda.current_device() if index < 0 else index
         if index not in self._on_gpu:
-            major, minor = torch.cuda.get_device_capability(index)
-            cubin = self._cubin(f"sm_{major}{minor}")
-            self._on_gpu[index] = GpuKernel(
-                self.function, cubin, self._binder.sizes, index, has_structs=self._binder.has_structs
-            )
+            cubin = self._cubin("sm_{}{}".format(*torch.cuda.get_device_capability(index)))
+            self._on_gpu[index] = GpuKernel(self.function, cubin, self._binder, index)
         return self._on_gpu[index]
 
 
-def _default_device() -> str:
+def default_device() -> str:
     """Where a kernel runs that is given no array."""
     torch = sys.modules.get("torch")
     return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_available() else "cpu"
@@ -309,10 +290,6 @@ def _with_name_of_its_own(source: Source) -> Source:
     if not source.path.exists() or source.path not in [path for path, _ in source.included()]:
         return source
     return source._replace(filename=source.filename.replace(".cu", ".text.cu"))
-
-
-def _with_absolute_folder(option: str) -> str:
-    return f"-I{Path(option[2:].strip()).absolute()}" if option.startswith("-I") else option
 
 
 def _check_strings(argument: str, value: object) -> None:

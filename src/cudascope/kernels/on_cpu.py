@@ -63,11 +63,7 @@ class CpuKernel:
         self.executable.build(current_run.get().mode)
 
     def variable(self, name: str) -> np.ndarray:
-        """The bytes of variable `name`, in place.
-
-        Raises:
-            ValueError: the kernel's file has no such variable.
-        """
+        """The bytes of variable `name`, in place. ValueError: the kernel's file has no such variable."""
         variables = {each.name: each for each in self.library(False).variables}
         if name not in variables:
             known = ", ".join(variables) or "none"
@@ -114,20 +110,14 @@ class CpuKernel:
         """The memory that a launch may touch."""
         return Memory(arrays, watched, reached(self.name, arrays))
 
-    def _blocks_at_once(self, library: Library, grid: Shape, block: Shape, shared_bytes: int) -> int:
+    def blocks_at_once(self, library: Library, grid: Shape, block: Shape, shared_bytes: int) -> int:
         """How many thread blocks of a launch a GPU holds at once. ValueError for a grid that must fit and does not."""
         at_once = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library, grid, at_once)
         return at_once
 
     def launch(
-        self,
-        grid: Shape,
-        block: Shape,
-        shared_bytes: int,
-        args: Sequence[object],
-        *,
-        arrays: dict[str, Array],
+        self, grid: Shape, block: Shape, shared_bytes: int, args: Sequence[object], *, arrays: dict[str, Array]
     ) -> None:
         """Run the kernel. `args` are in declared order: an address (int or None) or a ctypes value.
 
@@ -139,7 +129,7 @@ class CpuKernel:
             check_constants(self.name, library, self.source.read())
             self._constants_fit = True
         check_shared(self.name, library, shared_bytes)
-        max_blocks = self._blocks_at_once(library, grid, block, shared_bytes)
+        max_blocks = self.blocks_at_once(library, grid, block, shared_bytes)
         values = [ctypes.c_void_p(a) if isinstance(a, int) else a for a in args]
         arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         watched = self._watched if run.mode == Mode.CHECK else {}
@@ -207,17 +197,9 @@ class CpuKernel:
         for warning in library.warnings:
             rule = MAYBE_UNSET_VARIABLE if warning.is_maybe else UNSET_VARIABLE
             if rule.name not in off and any(first <= warning.line <= last for first, last in self._lines):
-                found.append(
-                    Finding(
-                        rule.sentence.format(warning=warning.text),
-                        kernel=self.name,
-                        what=rule.what,
-                        rule=rule.name,
-                        file=self.source.filename,
-                        line=warning.line,
-                        code=self.executable.lines[warning.line - 1].strip(),
-                    )
-                )
+                sentence, code = rule.sentence.format(warning=warning.text), self.executable.lines[warning.line - 1]
+                place = {"file": self.source.filename, "line": warning.line, "code": code.strip()}
+                found.append(Finding(sentence, kernel=self.name, what=rule.what, rule=rule.name, **place))
         return found
 
     @functools.cached_property
@@ -246,14 +228,11 @@ class CpuKernel:
             space = SPACES[c.space] * (c.access < Access.BARRIER)
             numbers = (c.requests, c.lanes, c.bytes, c.sectors, c.conflicts)
             line_counts.append(LineCount(lines[c.site][1], ACCESSES[c.access], space, *numbers))
-        names = memory.names, [array.name for array in shared]
+        names = tuple(memory.names), tuple(array.name for array in shared)
         code, ptx = self.executable.instructions(library, [c.site for c in counts]), self.executable.ptx
         parts = ptx.counted()[1] if ptx else None
         work = work_of(math.prod(grid), request, code, parts)
-        executed = instructions_of(parts, request.issued[: request.num_executed]) if parts is not None else None
-        if request.too_many_issues:
-            executed = None
-        shared_bytes = sum(array.bytes for array in shared)
-        lines = self.executable.lines
-        text = ptx and ptx.text
-        return Launch(self.name, grid, block, line_counts, trace, *names, lines, work, shared_bytes, text, executed)
+        is_counted = parts is not None and not request.too_many_issues
+        executed = instructions_of(parts, request.issued[: request.num_executed]) if is_counted else None
+        of_kernel = self.executable.lines, work, sum(array.bytes for array in shared), ptx and ptx.text
+        return Launch(self.name, grid, block, line_counts, trace, *names, *of_kernel, executed)

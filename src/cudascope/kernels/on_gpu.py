@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from cudascope.arguments.binder import Binder
 from cudascope.arguments.launch_shape import MAX_STATIC_SHARED_BYTES, Shape
 from cudascope.cpp.source import CompileError
 from cudascope.toolchain.nvrtc import Cubin
@@ -14,18 +15,19 @@ _thread = threading.local()
 
 
 class GpuKernel:
-    """`cubin` on GPU number `device`. `sizes` are the bytes of each parameter, as the compiler saw them.
+    """`cubin` on GPU number `device`, for the parameters of `binder`."""
 
-    `has_structs`: a parameter is a struct or a vector by value.
-    """
-
-    def __init__(self, function: str, cubin: Cubin, sizes: Sequence[int], device: int, *, has_structs: bool) -> None:
+    def __init__(self, function: str, cubin: Cubin, binder: Binder, device: int) -> None:
         import torch
-        from cuda.bindings import driver
 
-        self._torch, self._driver, self._core = torch, driver, _cuda_core()
+        try:
+            from cuda import core
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise RuntimeError(f"a launch on a GPU needs cuda-core ({error}): pip install 'cudascope[cuda]'") from error
+        self._torch, self._driver, self._core = torch, driver, core
         self._function, self._index = function, device
-        self._symbols, self._has_structs = cubin.variables, has_structs
+        self._symbols, self._has_structs = cubin.variables, binder.has_structs
         self._static_bytes = cubin.resources.shared_bytes
         with torch.cuda.device(device):
             self._device = self._core.Device(device)
@@ -34,9 +36,9 @@ class GpuKernel:
             self._kernel = self._code.get_kernel(cubin.symbol)
             self._load()
         compiled = [size for _, size in self._kernel.arguments_info]
-        if compiled != list(sizes):
+        if compiled != binder.sizes:
             raise CompileError(
-                f"kernel {function}: its parameters were read from the source as {list(sizes)} bytes, but compiled to "
+                f"kernel {function}: its parameters were read from the source as {binder.sizes} bytes, but compiled to "
                 f"{compiled}: spell their types plainly"
             )
         properties = torch.cuda.get_device_properties(device)
@@ -51,8 +53,7 @@ class GpuKernel:
     def launch(self, grid: Shape, block: Shape, shared_bytes: int, args: Sequence[Any]) -> None:
         """Put the kernel on torch's current stream of the device. `args` as `Binder.bind` makes them.
 
-        Raises:
-            ValueError: more shared memory, or more threads with this kernel's registers, than the GPU has.
+        ValueError: more shared memory, or more threads with this kernel's registers, than the GPU has.
         """
         config = self._configs.get((grid, block, shared_bytes)) or self._prepare(grid, block, shared_bytes)
         if self._torch.cuda.current_device() != self._index:
@@ -73,9 +74,8 @@ class GpuKernel:
         places = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         stream = self._torch._C._cuda_getCurrentRawStream(self._index)
         shape = (*config.grid, *config.block, config.shmem_size)
-        (status,) = self._driver.cuLaunchKernel(self._handle, *shape, stream, ctypes.addressof(places), 0)
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"kernel {self._function}: launching it on GPU {self._index}: {status.name}")
+        answer = self._driver.cuLaunchKernel(self._handle, *shape, stream, ctypes.addressof(places), 0)
+        self._done("launching it", answer)
 
     def variable(self, name: str) -> Any:
         """The bytes of variable `name`, in place. ValueError if the source has no such variable."""
@@ -83,9 +83,8 @@ class GpuKernel:
             known = ", ".join(self._symbols) or "none"
             raise ValueError(f"kernel {self._function}: its file has no variable {name!r} that can be set: {known}")
         with self._torch.cuda.device(self._index):
-            status, address, size = self._driver.cuLibraryGetGlobal(self._code.handle, self._symbols[name].encode())
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"kernel {self._function}: variable {name} on GPU {self._index}: {status.name}")
+            found = self._driver.cuLibraryGetGlobal(self._code.handle, self._symbols[name].encode())
+        address, size = self._done(f"variable {name}", found)
         memory = {"shape": (size,), "typestr": "|u1", "data": (int(address), False), "version": 2}
         found = SimpleNamespace(__cuda_array_interface__=memory, code=self._code)
         return self._torch.as_tensor(found, device=self._torch.device("cuda", self._index))
@@ -121,31 +120,21 @@ class GpuKernel:
 
     def _load(self) -> None:
         """Load the code now: the driver would wait for the first launch, and cannot load while a graph is captured."""
-        driver = self._driver
-        status, self._handle = driver.cuKernelGetFunction(self._kernel.handle)
-        if status == driver.CUresult.CUDA_SUCCESS:
-            (status,) = driver.cuFuncLoad(self._handle)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"kernel {self._function}: loading it on GPU {self._index}: {status.name}")
+        (self._handle,) = self._done("loading it", self._driver.cuKernelGetFunction(self._kernel.handle))
+        self._done("loading it", self._driver.cuFuncLoad(self._handle))
+
+    def _done(self, what: str, answer: tuple) -> tuple:
+        """What a function of the driver gives besides its status. RuntimeError if it has failed."""
+        status, *values = answer
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"kernel {self._function}: {what} on GPU {self._index}: {status.name}")
+        return tuple(values)
 
     def _attribute(self, name: str, value: int | None = None) -> int:
         """Read, or set to `value`, an attribute of the kernel on this device."""
-        driver, handle = self._driver, self._kernel.handle
-        which = getattr(driver.CUfunction_attribute, name)
-        device = driver.CUdevice(self._index)
-        if value is None:
-            status, value = driver.cuKernelGetAttribute(which, handle, device)
-        else:
-            (status,) = driver.cuKernelSetAttribute(which, value, handle, device)
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"kernel {self._function}: {name} on GPU {self._index}: {status.name}")
-        return value
-
-
-def _cuda_core() -> Any:
-    """The cuda.core module, or a RuntimeError that says how to install it."""
-    try:
-        import cuda.core
-    except ImportError as error:
-        raise RuntimeError(f"a launch on a GPU needs cuda-core ({error}): pip install 'cudascope[cuda]'") from error
-    return cuda.core
+        driver = self._driver
+        which, of = getattr(driver.CUfunction_attribute, name), (self._kernel.handle, driver.CUdevice(self._index))
+        if value is not None:
+            self._done(name, driver.cuKernelSetAttribute(which, value, *of))
+            return value
+        return self._done(name, driver.cuKernelGetAttribute(which, *of))[0]

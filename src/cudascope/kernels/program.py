@@ -13,13 +13,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cudascope.arguments.arrays import Array, as_array
 from cudascope.arguments.launch_shape import MAX_STATIC_SHARED_BYTES, LaunchShape, Shape, read_launch
-from cudascope.cpp.signature import Parameter, base_name, read_signature
+from cudascope.cpp.signature import Parameter, Signature, base_name, read_signature
 from cudascope.cpp.source import CompileError, Source, read_source
 from cudascope.cpp.variables import as_declared
 from cudascope.cpu.abi import Mode
@@ -28,16 +29,7 @@ from cudascope.cpu.library import Library
 from cudascope.cpu.limits import blocks_at_once, check_grid, check_shared, own_shared_bytes
 from cudascope.cpu.memory import Memory
 from cudascope.cpu.program import Program, api
-from cudascope.cpu.program_abi import (
-    ATTRIBUTES_CALLBACK,
-    FIND_CALLBACK,
-    LAUNCH_CALLBACK,
-    AllocationRow,
-    Callbacks,
-    KernelRow,
-    LaunchRow,
-    VariableRow,
-)
+from cudascope.cpu.program_abi import AllocationRow, KernelRow, LaunchRow, VariableRow, callbacks
 from cudascope.cpu.rules import RULES
 from cudascope.kernels.on_cpu import CpuKernel, memory_of
 from cudascope.watch.contexts import Run, current_run
@@ -48,8 +40,6 @@ _GAP = 1 << 20  # bytes of empty space on each side of an allocation (cpu/api/me
 _ENDINGS = {rule.name for rule in RULES.values() if rule.ends}
 _ERRORS = {"misaligned": 716, "assertion": 710, "deadlock": 702, "out of bounds": 700, "fault": 700}
 _INVALID_VALUE, _INVALID_CONFIGURATION, _LAUNCH_FAILURE, _TOO_LARGE = 1, 9, 719, 720
-
-# ------------------------------------------------------------------------------------------------ memory
 
 
 class Allocation(NamedTuple):
@@ -101,17 +91,11 @@ class _ProgramKernel(CpuKernel):
     def _memory(self, arrays: dict[str, Array], watched: dict[str, Array]) -> Memory:
         return _ProgramMemory(arrays, watched, self.allocated)
 
-    def _blocks_at_once(self, library: Library, grid: Shape, block: Shape, shared_bytes: int) -> int:
+    def blocks_at_once(self, library: Library, grid: Shape, block: Shape, shared_bytes: int) -> int:
         at_once = blocks_at_once(library, block, shared_bytes)
         check_grid(self.name, library._replace(has_grid_sync=self.is_cooperative), grid, at_once)
         return at_once
 
-    def check_grid(self, library: Library, shape: LaunchShape) -> None:
-        """ValueError for a grid that must fit a GPU at once and does not."""
-        self._blocks_at_once(library, *shape)
-
-
-# ------------------------------------------------------------------------------------------------ the session
 
 _CALL = re.compile(
     r"\b(cuda(?:Malloc|HostAlloc)\w*)\s*\(\s*(?:\([^()]*\)\s*)?(?:&\s*)?([A-Za-z_][\w.]*(?:->\w+|\[\w+\])*)"
@@ -135,15 +119,12 @@ class Session:
         self._library: Library | None = None
         self._host_variables = 0, 0
         self._sources = {source.filename: source for source in program.sources}
-        self._callbacks = Callbacks(
-            LAUNCH_CALLBACK(self._guarded_launch), FIND_CALLBACK(self._find), ATTRIBUTES_CALLBACK(self._attributes)
-        )
+        self._callbacks = callbacks(self._guarded_launch, self._find, self._attributes)
 
     def main(self, arguments: Sequence[str]) -> None:
         """Run the program's main with `arguments`, the first of which is its name. The process ends with the program.
 
-        Raises:
-            CompileError: the program needs a function that no file and no library has.
+        CompileError: the program needs a function that no file and no library has.
         """
         calls = api()
         checked = self._run.mode == Mode.CHECK
@@ -158,11 +139,15 @@ class Session:
         argv = (ctypes.c_char_p * (len(given) + 1))(*given, None)
         environment = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ")
         main_function = ctypes.cast(library.handle.main, ctypes.c_void_p)
-        sys.stdout = _Output(calls)
+
+        def write(text: str) -> None:
+            content = text.encode(errors="replace")
+            calls.simt_program_print(content, ctypes.c_uint64(len(content)))
+
+        # what kernels print goes to the program's own output, which the program flushes: so the order stays
+        sys.stdout = SimpleNamespace(write=write, flush=lambda: None)
         status = calls.simt_program_main(main_function, len(given), argv, environment)
         calls.simt_program_end(status)
-
-    # -------------------------------------------------------------------------------------------- launches
 
     def _guarded_launch(self, row: Any) -> int:
         """Launch, and let no exception of Python's get into the program."""
@@ -196,9 +181,8 @@ class Session:
 
     def _shape(self, kernel: _ProgramKernel, row: LaunchRow) -> LaunchShape:
         """The shape of a launch. ValueError for one that CUDA refuses."""
-        shape = read_launch(
-            kernel.name, (tuple(row.grid), tuple(row.block), row.shared_bytes), self._max_threads(kernel)
-        )
+        written = tuple(row.grid), tuple(row.block), row.shared_bytes
+        shape = read_launch(kernel.name, written, self._max_threads(kernel))
         most = max(row.most_shared, MAX_STATIC_SHARED_BYTES - own_shared_bytes(kernel.name, self._library))
         if shape.shared_bytes > most:
             raise ValueError(
@@ -206,17 +190,17 @@ class Session:
                 f"cudaFuncSetAttribute sets cudaFuncAttributeMaxDynamicSharedMemorySize"
             )
         check_shared(kernel.name, self._library, shape.shared_bytes)
-        kernel.check_grid(self._library, shape)
+        kernel.blocks_at_once(self._library, *shape)
         return shape
 
     def _kernel(self, row: KernelRow) -> _ProgramKernel:
         if row.function not in self._kernels:
             name = _name_of(row.name.decode())
             source = next((each for each in self._program.sources if _declares(each, name)), self._program.sources[0])
-            lines = source.text.split("\n")
-            returns = may_return(source, name, marked=True)
+            lines, returns = source.text.split("\n"), may_return(source, name, marked=True)
             executable = Executable(name, source, "", lambda _: self._library, lines, returns)
-            names = [parameter.name for parameter in _signature(source, name)]
+            signature = _signature(source, name)
+            names = [parameter.name for parameter in signature.parameters] if signature else []
             if len(names) != row.num_parameters:
                 names = [f"#{i}" for i in range(row.num_parameters)]
             parameters = [Parameter(each, "void", pointer=False, const=False) for each in names]
@@ -226,10 +210,8 @@ class Session:
         return self._kernels[row.function]
 
     def _max_threads(self, kernel: _ProgramKernel) -> int | None:
-        try:
-            return read_signature(kernel.source.read(), kernel.name).max_threads
-        except ValueError:
-            return None
+        signature = _signature(kernel.source, kernel.name)
+        return signature and signature.max_threads
 
     def _attributes(self, row: Any, shared_bytes: Any, most_threads: Any) -> int:
         kernel = self._kernel(row.contents)
@@ -244,8 +226,6 @@ class Session:
             (ctypes.c_ubyte * size).from_buffer_copy(ctypes.string_at(row.arguments[i], size))
             for i, size in enumerate(sizes)
         ]
-
-    # -------------------------------------------------------------------------------------------- memory
 
     def _arrays(self, row: LaunchRow) -> tuple[dict[str, Array], tuple[Array, ...]]:
         """The live allocations by their names, and those that nobody has written all of."""
@@ -310,8 +290,6 @@ class Session:
             self._known[row.number] = known
         return known
 
-    # -------------------------------------------------------------------------------------------- places
-
     def _line(self, site: int) -> tuple[str, int]:
         return self._library.lines([site]).get(site, ("", 0)) if site and self._library else ("", 0)
 
@@ -329,32 +307,26 @@ class Session:
     def _place(self, row: LaunchRow) -> tuple[str, int]:
         return (row.file.decode(), row.line) if row.file else self._line(row.site)
 
-    # -------------------------------------------------------------------------------------------- findings
-
     def _tell(self, findings: Sequence[Finding], row: LaunchRow) -> int:
         """Send the findings of a launch. Return the error with which a GPU would end the launch; 0: none."""
         error, strays = 0, set()
         launch_file, launch_line = self._place(row)
         origin = f", in launch {row.number} of the program ({self._where(launch_file, launch_line)})"
         for found in findings:
-            sentence, rule = (
-                found.sentence.replace(_UNWRITTEN, "which neither the host nor a kernel has written"),
-                found.rule,
-            )
-            sentence = sentence.replace(_RUN_CHECK, "cudascope check names the access")
+            sentence = found.sentence.replace(_UNWRITTEN, "which neither the host nor a kernel has written")
+            sentence, rule = sentence.replace(_RUN_CHECK, "cudascope check names the access"), found.rule
             if unknown := _UNKNOWN.search(sentence):
                 what, is_freed = self._described(int(unknown[1], 16), row)
                 sentence = sentence.replace(unknown[0], what)
                 rule = "use after free" if is_freed else rule
             by_name = {each.name: each for each in self._known.values() if not each.freed}
             if found.tensor in by_name and found.tensor in sentence:
-                origin_of = f"{found.tensor}: {by_name[found.tensor].origin}"
-                sentence = f"{sentence} ({origin_of})"
+                sentence += f" ({found.tensor}: {by_name[found.tensor].origin})"
             first, *rest = sentence.split("\n")
             sentence = "\n".join([first + origin, *rest])
             place = found.file, found.line
             if rule != "fault" or place not in strays:  # the same access, which a checked launch cannot leave out
-                self._send_finding(rule, sentence, found.kernel, *place, found=found, what=found.what)
+                self._send_finding(rule, sentence, found.kernel, *place, found)
             strays |= {place} if found.what == "out of bounds" else set()
             if rule in _ENDINGS or self._run.mode != Mode.CHECK:
                 error = error or _ERRORS.get(found.what, _LAUNCH_FAILURE)
@@ -366,12 +338,8 @@ class Session:
             if each.start - _GAP <= address < each.start + each.bytes + _GAP and each.freed:
                 known = self._allocation(each)
                 return f"{known.name} ({known.origin}), which {known.freed} has freed", True
-        if not address:
-            return "a null pointer", False
-        return (
-            f"address {address:#x}, which is memory of the host or of nobody: copy to memory of cudaMalloc first",
-            False,
-        )
+        remedy = "which is memory of the host or of nobody: copy to memory of cudaMalloc first"
+        return f"address {address:#x}, {remedy}" if address else "a null pointer", False
 
     def _find(self, rule: bytes, text: bytes, site: int, address: int) -> None:
         """Send what the API has found outside of a launch."""
@@ -388,43 +356,19 @@ class Session:
         self._send_finding(rule.decode(), sentence, "host", file, line)
 
     def _send_finding(
-        self,
-        rule: str,
-        sentence: str,
-        kernel: str,
-        file: str,
-        line: int,
-        *,
-        found: Finding | None = None,
-        what: str = "program",
+        self, rule: str, sentence: str, kernel: str, file: str, line: int, found: Finding | None = None
     ) -> None:
+        what = found.what if found else "program"
         fields = {"what": what, "rule": rule, "sentence": sentence, "kernel": kernel, "file": file, "line": line}
         if found is not None:
             names = ("other_file", "other_line", "thread_block", "thread", "tensor", "element", "count")
-            fields |= {name: _plain(getattr(found, name)) for name in names}
+            values = {name: getattr(found, name) for name in names}
+            fields |= {name: each.item() if isinstance(each, np.generic) else each for name, each in values.items()}
         self._send({"finding": fields})
-
-
-class _Output:
-    """Standard output for what kernels print: the program's own, so that the order stays."""
-
-    def __init__(self, calls: ctypes.CDLL) -> None:
-        self._calls = calls
-
-    def write(self, text: str) -> None:
-        content = text.encode(errors="replace")
-        self._calls.simt_program_print(content, ctypes.c_uint64(len(content)))
-
-    def flush(self) -> None:
-        """Do nothing: the program flushes its output."""
 
 
 def _list(pointer: Any, number: int) -> list[Any]:
     return pointer[:number] if number else []
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _name_of(pretty: str) -> str:
@@ -442,17 +386,13 @@ def _declares(source: Any, name: str) -> bool:
     return any(each.function == base_name(name) and each.piece.body is not None for each in source.read().kernels)
 
 
-def _signature(source: Any, name: str) -> Sequence[Parameter]:
+def _signature(source: Source, name: str) -> Signature | None:
     try:
-        return read_signature(source.read(), name).parameters
+        return read_signature(source.read(), name)
     except ValueError:
-        return ()
+        return None
 
 
-def send_to(descriptor: int) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes a dictionary to a pipe, as one line."""
-
-    def send(message: dict[str, Any]) -> None:
-        os.write(descriptor, json.dumps(message).encode() + b"\n")
-
-    return send
+def send_to(descriptor: int, message: dict[str, Any]) -> None:
+    """Write a dictionary to a pipe, as one line."""
+    os.write(descriptor, json.dumps(message).encode() + b"\n")

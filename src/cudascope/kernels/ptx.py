@@ -3,10 +3,9 @@
     kernel = PtxKernel("softmax.ptx")
     kernel[grid, block, shared_bytes](x, out, 128)
 
-PTX is the text that NVRTC and Triton compile kernels to. The CPU executes this text instruction by instruction: g++
-compiles each instruction as the PTX manual defines it, and threads run as fibers. Launches run under `observe`,
-`check`, `schedule` and `time_limit` as those of a `CudaKernel` do. Findings and counts name the line of the source if
-the PTX has `.loc` lines, as Triton writes them, and the line of the PTX otherwise.
+g++ compiles each instruction as the PTX manual defines it. Launches run under `observe`, `check`, `schedule` and
+`time_limit` as those of a `CudaKernel` do. Findings and counts name the line of the source if the PTX has `.loc` lines,
+as Triton writes them, and the line of the PTX otherwise.
 
 Asynchronous instructions are done as late as the waits allow: copies (cp.async, cp.async.bulk) land at the wait that
 completes them, and products of matrices (wgmma) are computed there. Their targets hold NaNs until then. So a kernel
@@ -89,13 +88,9 @@ class PtxKernel:
                 f"kernel {self.name}: block must be {self.entry.threads}, for which the PTX was compiled (.reqntid), "
                 f"got {shape.block}"
             )
+        return functools.partial(self._launch, shape)
 
-        def run(*args: object) -> None:
-            self._launch(shape, args)
-
-        return run
-
-    def _launch(self, shape: LaunchShape, args: Sequence[object]) -> None:
+    def _launch(self, shape: LaunchShape, *args: object) -> None:
         bound = self._binder.bind(args)
         if bound.device not in (None, "cpu"):
             raise ValueError(
@@ -116,12 +111,7 @@ class PtxKernel:
     def loops(self, arch: str | None = None) -> tuple[SassLoop, ...]:
         """The loops of the machine code for `arch` ("sm_90"), in the order of their addresses.
 
-        Triton's wheel has what is needed. Without `arch`, the code is for the GPU that the PTX names.
-
-        Raises:
-            ValueError: the PTX is for another GPU than `arch`.
-            CompileError: ptxas refuses the PTX.
-            RuntimeError: ptxas or nvdisasm is not installed.
+        Without `arch`, the code is for the GPU that the PTX names. Raises what `sass.loops_of_ptx` raises.
         """
         return loops_of_ptx(self.executable.ptx.text, arch)
 
@@ -129,12 +119,8 @@ class PtxKernel:
 def executable_through_ptx(source: Source, name: str, parameters: Sequence[Declared], arch: str) -> Executable:
     """Kernel `name` of `source` as NVRTC compiles it for `arch`. Names and lines are those of the source.
 
-    NVRTC's optimiser decides what the PTX computes: it merges a product with a sum into one fma, takes approximate
-    functions, and moves and joins accesses. The build for the CPU from the same source by g++ shows none of this.
-
-    Raises:
-        CompileError: NVRTC refuses the source, or the kernel needs what the CPU runner does not execute.
-        RuntimeError: cuda-bindings or NVRTC is not installed.
+    CompileError: NVRTC refuses the source, or the kernel needs what the CPU runner does not execute. RuntimeError:
+    cuda-bindings or NVRTC is not installed.
     """
     ptx = compile_ptx(source, name, arch)
     module = read_module(ptx.text)
@@ -167,7 +153,8 @@ def _executable(
         source: the CUDA C++ that it was compiled from. None: messages quote the PTX.
         names: the variables' names in the source.
     """
-    names = _last_names([each.name for each in module.variables if each.name.startswith("_Z")]) | dict(names or {})
+    mangled = [each.name for each in module.variables if each.name.startswith("_Z")]
+    names = dict(zip(mangled, _last_names(mangled), strict=True)) | dict(names or {})
     cpp, lines = entry_source(module, entry, filename, names), text.split("\n")
     named = _with_names_of_source if source else lambda library: library
 
@@ -190,10 +177,10 @@ def _executable(
     return Executable(name, source or Source(cpp, filename, Path(), (), ()), "simt_entry", library, shown, returns, ptx)
 
 
-def _last_names(mangled: Sequence[str]) -> dict[str, str]:
+def _last_names(mangled: Sequence[str]) -> list[str]:
     """The last part of each name in the source: `table` for _ZZ1kPfE5table."""
     lines = run_tool("c++filt", lines=mangled).splitlines() if mangled else []
-    return {name: line.rpartition("::")[2] for name, line in zip(mangled, lines, strict=True)}
+    return [line.rpartition("::")[2] for line in lines]
 
 
 def _with_names_of_source(library: Library) -> Library:
@@ -201,7 +188,7 @@ def _with_names_of_source(library: Library) -> Library:
     arrays = [*library.shared, *library.objects]
     names = [each.name.removeprefix("ptx_") for each in arrays]
     names += [library.dynamic_name.removeprefix("ptx_")] * (library.dynamic_offset is not None)
-    plain = [each.rpartition("::")[2] for each in run_tool("c++filt", lines=names).splitlines()] if names else []
+    plain = _last_names(names)
     named = [each._replace(name=name) for each, name in zip(arrays, plain, strict=False)]
     shared, objects = tuple(named[: len(library.shared)]), tuple(named[len(library.shared) :])
     return library._replace(shared=shared, objects=objects, dynamic_name="".join(plain[len(arrays) :]))

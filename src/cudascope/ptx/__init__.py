@@ -1,4 +1,1 @@
-"""PTX read as values: its entries, statements and source lines.
-
-It imports toolchain and the folders below toolchain. Public: module.read_module.
-"""
+"""PTX read as values: its entries, statements and source lines. Public: module.read_module."""

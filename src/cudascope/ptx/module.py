@@ -53,10 +53,8 @@ def places_of(text: str) -> dict[int, Place]:
             callers[at] = caller.groups()
         else:
             callers.pop(at, None)
-        frames = [  # Triton writes all of them
-            Place(by_name.get(file, file), int(at))
-            for file, at in re.findall(r"([^\s\[\]@:]+):(\d+):\d+", match[5] or "")
-        ]
+        written = re.findall(r"([^\s\[\]@:]+):(\d+):\d+", match[5] or "")  # by Triton: all of them
+        frames = [Place(by_name.get(file, file), int(line)) for file, line in written]
         for _ in range(_DEEPEST if not frames else 0):
             frames.append(Place(files.get(at[0], at[0]), int(at[1])))
             if at not in callers:
@@ -185,11 +183,7 @@ _PIECE = re.compile(
 
 
 def read_module(text: str) -> Module:
-    """Read a PTX file.
-
-    Raises:
-        PtxError: it is not PTX, or uses a directive that is not known; the message has the line.
-    """
+    """Read a PTX file. PtxError names the line of what is not PTX, and of a directive that is not known."""
     places = places_of(text)
     code = re.sub(r"/\*.*?\*/", lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.DOTALL)
     code = re.sub(r"//[^\n]*", "", code)
@@ -216,18 +210,11 @@ def read_module(text: str) -> Module:
                 position = match.end()
             elif match := _ENTRY.match(code, start):
                 brace = code.find("{", match.end())
-                end = _after_braces(code, brace, line)
-                attributes = code[match.end() : brace]
-                body = tuple(_statements(code, brace + 1, end - 1, line))
-                entries[match[1]] = Entry(
-                    match[1],
-                    read_parameters(match[2] or "", line(start)),
-                    *_threads(attributes),
-                    _cluster(attributes),
-                    body,
-                    line(start),
-                )
-                position = end
+                position = _after_braces(code, brace, line)
+                parameters, attributes = read_parameters(match[2] or "", line(start)), code[match.end() : brace]
+                limits = *_threads(attributes), _cluster(attributes)
+                body = tuple(_statements(code, brace + 1, position - 1, line))
+                entries[match[1]] = Entry(match[1], parameters, *limits, body, line(start))
             elif match := _FUNCTION.match(code, start):
                 position = match.end() + 1
                 if code[match.end() : position] == "{":  # else it is declared only
@@ -236,9 +223,7 @@ def read_module(text: str) -> Module:
                     body = tuple(_statements(code, match.end() + 1, position - 1, line))
                     functions[match[2]] = Function(match[2], parameters, body, line(start))
             else:
-                raise PtxError(
-                    f"line {line(position)}: {_excerpt(code, position)} is no directive of PTX that is known"
-                )
+                raise PtxError(f"line {line(position)}: {_excerpt(code, position)} is no directive of PTX known here")
     if "version" not in header or "target" not in header:
         raise PtxError("the text has no .version and no .target: it is no PTX")
     return Module(header["version"], header["target"], entries, functions, tuple(variables), places)
@@ -307,15 +292,8 @@ def _variable(match: re.Match, line: int) -> Variable:
     contents, addresses = _contents(match["contents"], match["type"], line)
     if count is None and contents:
         count = len(contents) // each
-    return Variable(
-        match[1],
-        match["name"],
-        int(aligned[1]) if aligned else each,
-        None if count is None else count * each,
-        contents,
-        addresses,
-        line,
-    )
+    alignment, num_bytes = int(aligned[1]) if aligned else each, None if count is None else count * each
+    return Variable(match[1], match["name"], alignment, num_bytes, contents, addresses, line)
 
 
 _NUMBER = re.compile(r"-?\d\w*")

@@ -1,5 +1,4 @@
 """The compilers g++, clang++, NVRTC and ptxas, their headers, the cache of their results, and loops of machine code.
 
-It imports arguments, cpp and gpus. Public: cache.cache_dir, cache.publish,
-compiler.cached_library and sass.SassLoop.
+Public: cache.cache_dir, cache.publish, compiler.cached_library and sass.SassLoop.
 """

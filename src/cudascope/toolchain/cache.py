@@ -34,11 +34,7 @@ _BUILD = re.compile(
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels are kept: $CUDASCOPE_CACHE, or ~/.cache/cudascope.
-
-    Raises:
-        CompileError: this folder cannot be written.
-    """
+    """Where compiled kernels are kept: $CUDASCOPE_CACHE, or ~/.cache/cudascope. CompileError: it cannot be written."""
     path = Path(os.environ.get("CUDASCOPE_CACHE") or "~/.cache/cudascope")
     try:
         path = path.expanduser().absolute()
@@ -106,9 +102,6 @@ def publish(path: Path, content: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
-
-
-# ----------------------------------------------------------------------------------------------- pruning
 
 
 def used(path: Path) -> Path:

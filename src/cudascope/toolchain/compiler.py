@@ -16,6 +16,7 @@ from cudascope.cpp.tokens import tokens_of
 from cudascope.toolchain.cache import UNFINISHED, cache_dir, digest, used
 from cudascope.toolchain.headers import is_foreign
 
+_NEEDS = "running a CUDA kernel on the CPU needs"
 _OPTIONS = {
     "x86_64": (),
     "aarch64": (
@@ -31,20 +32,12 @@ _OPTIONS = {
 
 
 def machine_options(compiler: str) -> tuple[str, ...]:
-    """Return the options that `compiler` needs on this machine.
-
-    Raises:
-        CompileError: the runtime is not written for this machine, or not for this compiler on it.
-    """
+    """The options that `compiler` needs on this machine. CompileError: the runtime is not written for the two."""
     machine = platform.machine()
     if machine not in _OPTIONS:
-        raise CompileError(
-            f"running a CUDA kernel on the CPU needs an x86-64 or aarch64 machine, and this one is {machine}"
-        )
+        raise CompileError(f"{_NEEDS} an x86-64 or aarch64 machine, and this one is {machine}")
     if machine != "x86_64" and "clang" in compiler:
-        raise CompileError(
-            f"running a CUDA kernel on the CPU needs g++ on {machine}, and the C++ compiler is {compiler}: set CXX=g++"
-        )
+        raise CompileError(f"{_NEEDS} g++ on {machine}, and the C++ compiler is {compiler}: set CXX=g++")
     return _OPTIONS[machine]
 
 
@@ -55,14 +48,12 @@ BYTES = {"encoding": "utf-8", "errors": "surrogateescape"}
 def find_compiler() -> tuple[list[str], str]:
     """The command of the C++ compiler ($CXX, g++ or clang++) and what identifies it in the cache."""
     if sys.platform != "linux":
-        raise CompileError(
-            "running a CUDA kernel on the CPU needs Linux (on Windows: WSL; on a Mac: a Linux container)"
-        )
+        raise CompileError(f"{_NEEDS} Linux (on Windows: WSL; on a Mac: a Linux container)")
     command = (os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++")), "g++")).split()
     path = shutil.which(command[0])
     if path is None:
         raise CompileError(
-            f"running a CUDA kernel on the CPU needs a C++ compiler, and there is no {command[0]} on the PATH: "
+            f"{_NEEDS} a C++ compiler, and there is no {command[0]} on the PATH: "
             "install one (Debian and Ubuntu: apt install g++; conda: conda install gxx), or name one with CXX="
         )
     stat = os.stat(path)
@@ -76,31 +67,26 @@ HERE = "/proc/self/cwd"
 
 
 def result_of_compiler(
-    command: Sequence[str], source: str | None = None, folder: Path | None = None
+    command: Sequence[str], source: str | None = None, folder: Path | None = None, *, may_fail: bool = False
 ) -> subprocess.CompletedProcess:
-    """Run the compiler in `folder`. Its messages are in English in every locale, because cudascope reads them."""
+    """Run the compiler in `folder`, and return its output and its messages. Raises CompileError unless it `may_fail`.
+
+    The messages are in English in every locale, because cudascope reads them.
+    """
     if folder and not folder.is_dir():
         raise CompileError(f"the folder from which the source includes is not there any more: {folder}")
     environment = os.environ | {"LC_ALL": "C.UTF-8", "LANGUAGE": ""} | ({"PWD": HERE} if folder else {})
-    return subprocess.run(command, input=source, capture_output=True, cwd=folder, env=environment, **BYTES)
+    done = subprocess.run(command, input=source, capture_output=True, cwd=folder, env=environment, **BYTES)
+    if done.returncode and not may_fail:
+        said = _with_folder(done.stderr, folder) if folder else done.stderr
+        said = said.strip().encode(**BYTES).decode(errors="replace")  # the messages quote lines in any encoding
+        raise CompileError(f"{Path(command[0]).name} cannot compile the kernel for the CPU:\n{said}")
+    return done
 
 
 def run_compiler(command: Sequence[str], source: str | None = None, folder: Path | None = None) -> str:
     """Return the output of the compiler, run in `folder`. Raises CompileError with its messages."""
-    return done_by_compiler(command, source, folder).stdout
-
-
-def done_by_compiler(
-    command: Sequence[str], source: str | None = None, folder: Path | None = None
-) -> subprocess.CompletedProcess:
-    """Run the compiler in `folder`, and return its output and its warnings. Raises CompileError with its messages."""
-    done = result_of_compiler(command, source, folder)
-    if done.returncode:
-        compiler = Path(command[0]).name
-        said = _with_folder(done.stderr, folder) if folder else done.stderr
-        said = said.strip().encode(**BYTES).decode(errors="replace")  # the messages quote lines in any encoding
-        raise CompileError(f"{compiler} cannot compile the kernel for the CPU:\n{said}")
-    return done
+    return result_of_compiler(command, source, folder).stdout
 
 
 def cached_library(source: Path, flags: Sequence[str]) -> Path:
@@ -152,10 +138,9 @@ def _is_read_first(text: str, line: int, column: int, variable: str) -> bool:
     at = next((i for i, token in enumerate(tokens[1:], 1) if token == variable), len(tokens))
     one, two, *rest = [*tokens[at + 1 :], "", ""]
     assigned = [two, *rest[: rest.index(";")]] if one == "=" and ";" in rest else []
-    is_step = (
-        (one in _OPERATORS and two == "=") or one + two in ("++", "--") or tokens[at - 2 : at] in (["+"] * 2, ["-"] * 2)
-    )
-    return is_step or one in ("<<=", ">>=") or variable in assigned
+    is_step = one + two in ("++", "--") or tokens[at - 2 : at] in (["+"] * 2, ["-"] * 2)
+    is_step |= one in ("<<=", ">>=") or (one in _OPERATORS and two == "=")
+    return is_step or variable in assigned
 
 
 def _with_folder(said: str, folder: Path) -> str:

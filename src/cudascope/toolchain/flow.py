@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+_Graph = Mapping[int, Collection[int]] | Sequence[Collection[int]]  # the nodes that may follow each node
+
 
 class Loop(NamedTuple):
     """A loop of a graph. The flow enters it at its `headers`: at one node, unless the graph is irreducible."""
@@ -17,7 +19,7 @@ def loops_of(successors: Sequence[Collection[int]]) -> list[Loop]:
     A loop is a strongly connected part of the graph. Without the edges to its headers, its own strongly connected parts
     are the loops inside it. In a reducible graph these are the natural loops, those of one header taken together.
     """
-    reached = _reached(successors)
+    reached = set(_depth_first(successors, 0, set()))
     found, parts = [], [{node: list(successors[node]) for node in sorted(reached)}]
     for graph in parts:  # grows
         for component in _components(graph):
@@ -28,16 +30,6 @@ def loops_of(successors: Sequence[Collection[int]]) -> list[Loop]:
             found.append(Loop(component, headers))
             inside = component - headers
             parts.append({node: [each for each in graph[node] if each in inside] for node in sorted(component)})
-    return found
-
-
-def _reached(successors: Sequence[Collection[int]]) -> set[int]:
-    found, todo = set(), [0]
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += successors[node]
     return found
 
 
@@ -57,7 +49,7 @@ def _components(graph: Mapping[int, Sequence[int]]) -> Iterator[frozenset[int]]:
             yield component
 
 
-def _depth_first(graph: Mapping[int, Sequence[int]], start: int, seen: set[int]) -> list[int]:
+def _depth_first(graph: _Graph, start: int, seen: set[int]) -> list[int]:
     """Return the nodes that can be reached from `start` and were not `seen`, each after those that follow it."""
     if start in seen:
         return []

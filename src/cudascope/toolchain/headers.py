@@ -35,10 +35,7 @@ _EMPTY_ON_CPU = (
     "math_functions.h sm_20_intrinsics.h sm_30_intrinsics.h sm_32_intrinsics.h sm_35_intrinsics.h "
     "sm_60_atomic_functions.h sm_61_intrinsics.h"
 )
-_FOR_BOTH = {
-    "THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh",
-    "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh",
-}
+_FOR_BOTH = {"THC/THCAtomics.cuh": "ATen/cuda/Atomic.cuh", "THC/THCDeviceUtils.cuh": "ATen/cuda/DeviceUtils.cuh"}
 _ON_CPU = {
     "cub/block/block_adjacent_difference.cuh": "cub/block/block_discontinuity.cuh",
     "cub/block/block_histogram.cuh": "cub/block/block_discontinuity.cuh",
@@ -52,11 +49,9 @@ _ON_CPU = {
     "cooperative_groups/reduce.h": "cooperative_groups/scan.h",
     "cuda/std/atomic": "cuda/atomic",
     "cuda_pipeline_primitives.h": "cuda_pipeline.h",
-    **{
-        f"curand_{name}.h": "curand_kernel.h"
-        for name in ["globals", "lognormal", "mrg32k3a", "normal", "philox4x32_x", "uniform"]
-    },
 }
+_CURAND = ("globals", "lognormal", "mrg32k3a", "normal", "philox4x32_x", "uniform")
+_ON_CPU |= {f"curand_{name}.h": "curand_kernel.h" for name in _CURAND}
 
 # The headers that NVRTC lacks and nvcc has. CCCL has the standard library for a GPU, as cuda::std, and these headers
 # make it std. A few have a text of their own in the folder `include`.
@@ -124,12 +119,8 @@ _FOR_NVRTC |= {
 }
 
 # Headers of CCCL for which simt/cuda_std.h is the stand-in.
-_OF_STD = (
-    "algorithm array bit bitset cassert cfloat chrono climits cmath complex concepts cstddef cstdint cstdlib cstring "
-    "functional initializer_list iterator limits numeric optional ratio span string_view tuple type_traits utility "
-    "variant version"
-)
-_IN_STD = [f"cuda/std/{name}" for name in _OF_STD.split()] + ["cuda/cmath", "cuda/utility", "cuda/type_traits"]
+_OF_STD = {*_OF_CCCL.split(), "algorithm", "cassert", "cfloat", "string_view", "version"} - {"ctime", "memory"}
+_IN_STD = [f"cuda/std/{name}" for name in sorted(_OF_STD)] + ["cuda/cmath", "cuda/utility", "cuda/type_traits"]
 _IN_STD += [f"thrust/{name}.h" for name in ("complex", "extrema", "functional", "pair", "swap", "tuple")]
 
 # On the host their half2 and bfloat162 are copied one half at a time; a GPU moves the 4 bytes at once, and so do we.
@@ -211,13 +202,12 @@ def _headers_on_cpu() -> tuple[dict[str, str], str]:
 
 @functools.cache
 def _headers_for_nvrtc() -> tuple[dict[str, str], str]:
-    """The text of each header by the name in its #include, and the name of their folder."""
     texts = _FOR_NVRTC | {file.name: file.read_text(encoding="utf-8") for file in FOR_NVRTC.iterdir()}
     return texts, name_of(texts)
 
 
 def nvrtc_folder() -> Path:
-    """The folder of these headers, in the cache."""
+    """The folder of the headers for NVRTC, in the cache."""
     return folder_of(*_headers_for_nvrtc())
 
 
@@ -259,10 +249,7 @@ def content_of(*folders: Path) -> str:
 @functools.cache
 def nvidia_version() -> str:
     """Return what identifies NVIDIA's headers, and those of CCCL, which come in a wheel of their own."""
-    files = [
-        nvidia_headers() / "cuda_runtime_api.h",
-        nvidia_headers() / "cccl" / "cuda" / "std" / "__cccl" / "version.h",
-    ]
+    files = [nvidia_headers() / name for name in ("cuda_runtime_api.h", "cccl/cuda/std/__cccl/version.h")]
     found = [file for file in files if file.is_file()]
     return digest(*(part for file in found for part in (str(file.stat().st_size), _start_of(file, 1 << 14))))
 

@@ -1,6 +1,4 @@
-"""CUDA C++ to machine code or PTX with NVRTC, without a GPU or a driver.
-
-NVRTC needs NVIDIA's wheels: `pip install 'cudascope[cuda]'` brings them.
+"""CUDA C++ to machine code or PTX with NVRTC, without a GPU or a driver: `pip install 'cudascope[cuda]'` brings it.
 
 One file per kernel instantiation, about 0.2 s each, kept on disk. The report of ptxas is kept with a cubin.
 """
@@ -38,17 +36,8 @@ _STD = re.compile(r"\bstd\b")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
 _CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
 
-_OPTIONS = {
-    "std": str,
-    "maxrregcount": int,
-    "use_fast_math": bool,
-    "ftz": bool,
-    "prec-sqrt": bool,
-    "prec-div": bool,
-    "fmad": bool,
-    "extra-device-vectorization": bool,
-    "restrict": bool,
-}
+_SWITCHES = ("use_fast_math", "ftz", "prec-sqrt", "prec-div", "fmad", "extra-device-vectorization", "restrict")
+_OPTIONS = {"std": str, "maxrregcount": int, **dict.fromkeys(_SWITCHES, bool)}
 _WITHOUT_VALUE = ("use_fast_math", "extra-device-vectorization", "restrict")
 
 
@@ -72,10 +61,8 @@ class Ptx(NamedTuple):
 def compile_cubin(source: Source, name: str, arch: str) -> Cubin:
     """Kernel `name` of `source` for `arch` ("sm_90").
 
-    Raises:
-        CompileError: the source does not compile; the message is NVRTC's log.
-        ValueError: an option that is not known here.
-        RuntimeError: cuda-bindings or NVRTC is not installed.
+    CompileError: the source does not compile; the message is NVRTC's log. ValueError: an option that is not known here.
+    RuntimeError: cuda-bindings or NVRTC is not installed.
     """
     code, about = _compiled(source, name, arch, "cubin")
     return Cubin(code, about["symbol"], Resources(*about["resources"]), about["variables"])
@@ -143,26 +130,18 @@ def _host_only(text: str, said: str) -> str:
 
 
 def _compile(
-    source: Source,
-    included: Included,
-    name: str,
-    arch: str,
-    settings: dict[str, Any],
-    form: str,
-    more: Sequence[str],
+    source: Source, included: Included, name: str, arch: str, settings: dict[str, Any], form: str, more: Sequence[str]
 ) -> tuple[bytes, dict[str, Any]]:
     nvrtc = _nvrtc()
     folders = [*source.include_path, *_folders(), *source.late_include_path, *lenient_folders(included)]
     texts = [source.text, *(text for _, text in included.files)]
-    defines = [*source.defines, *(["CUDASCOPE_LONG_LONG"] if any(map(_LONG_LONG.search, texts)) else [])]
+    defines = [*source.defines, *["CUDASCOPE_LONG_LONG"] * any(map(_LONG_LONG.search, texts))]
+    headers = [ALWAYS, *[STANDARD] * any(map(_STD.search, [name, *texts]))]
     options = [
         f"--gpu-architecture={arch if form == 'cubin' else arch.replace('sm_', 'compute_')}",
         "--generate-line-info",  # costs nothing at run time: profilers and findings then name the source line
         *(f"--include-path={place}" for place in folders),
-        *(
-            f"--pre-include={header}"
-            for header in (ALWAYS, *([STANDARD] if any(map(_STD.search, [name, *texts])) else []))
-        ),
+        *(f"--pre-include={header}" for header in headers),
         "--device-int128",
         *more,
         *(f"--define-macro={each}" for each in defines),
@@ -220,9 +199,7 @@ def check_options(options: Sequence[str]) -> None:
     _settings(options)
     for option in options:
         if option.startswith("-I") and not Path(option[2:].strip()).is_dir():
-            raise ValueError(
-                f"options: {option!r} names no folder: a relative one is looked up from the current folder"
-            )
+            raise ValueError(f"options: {option!r} names no folder: a relative one begins at the current folder")
 
 
 def _settings(options: Sequence[str]) -> dict[str, Any]:
@@ -251,17 +228,13 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name}"
 
 
-# ------------------------------------------------------------------------------------------------ what is installed
-
-
 def _nvrtc() -> Any:
     """The bindings of NVRTC, or a RuntimeError that says how to install them."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
-        raise RuntimeError(
-            f"compiling CUDA C++ with NVRTC needs cuda-bindings ({error}): pip install 'cudascope[cuda]'"
-        ) from error
+        why = "compiling CUDA C++ with NVRTC needs cuda-bindings"
+        raise RuntimeError(f"{why} ({error}): pip install 'cudascope[cuda]'") from error
     return nvrtc
 
 

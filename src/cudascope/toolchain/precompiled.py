@@ -4,6 +4,7 @@ Making the file takes as long as four builds and needs 50 MB, so the first build
 beside the header. It reads the header itself if the file was made with other flags.
 """
 
+import contextlib
 import os
 import re
 import tempfile
@@ -52,32 +53,22 @@ def precompiled(flags: Sequence[str]) -> Path:
         return plain  # the first build
     except FileExistsError:
         pass
-    if _is_recent(folder / "refused"):
-        return plain
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - (folder / "refused").stat().st_mtime < _REFUSED:
+            return plain
     import fcntl  # Windows does not have it, and has no compiler that gets here
 
     try:
         with open(folder / "lock", "wb") as lock:  # the lock of a process that is killed ends with it
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not made.with_suffix(".h.gch").exists():
-                _precompile([*compiler, *flags], plain, made)
+                publish(made, f'#include "{plain}"\n'.encode())
+                with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as beside:
+                    run_compiler([*compiler, *flags, "-x", "c++-header", str(made), "-o", f"{beside}/made"])
+                    os.replace(f"{beside}/made", made.with_suffix(".h.gch"))
     except CompileError:
         (folder / "refused").touch()
         return plain
     except OSError:  # another process is at it, or it cannot be written
         return plain
     return made
-
-
-def _precompile(command: Sequence[str], plain: Path, made: Path) -> None:
-    publish(made, f'#include "{plain}"\n'.encode())
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=UNFINISHED) as beside:
-        run_compiler([*command, "-x", "c++-header", str(made), "-o", f"{beside}/made"])
-        os.replace(f"{beside}/made", made.with_suffix(".h.gch"))
-
-
-def _is_recent(marker: Path) -> bool:
-    try:
-        return time.time() - marker.stat().st_mtime < _REFUSED
-    except FileNotFoundError:
-        return False

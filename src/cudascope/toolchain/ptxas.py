@@ -71,9 +71,8 @@ def registers_of(ptx: PtxText, sm: int) -> int | None:
 
 def read_resources(report: str, symbol: str) -> Resources:
     """Return the resources of `symbol` from a report of ptxas. The report has a paragraph for each kernel."""
-    paragraph = next(
-        part for part in report.split("Compiling entry function") if part.lstrip().startswith(f"'{symbol}'")
-    )
+    parts = report.split("Compiling entry function")
+    paragraph = next(part for part in parts if part.lstrip().startswith(f"'{symbol}'"))
 
     def count(pattern: str) -> int:
         match = re.search(pattern, paragraph)

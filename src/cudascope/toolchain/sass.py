@@ -1,6 +1,4 @@
-"""The machine code (SASS) of a kernel's loops: `kernel.loops("sm_90")`.
-
-    ptxas compiles the PTX, nvdisasm prints the machine code: both are in Triton's wheel, and neither needs a GPU.
+"""The machine code (SASS) of a kernel's loops: `kernel.loops("sm_90")`, by ptxas and nvdisasm of Triton's wheel.
 
 A loop is a natural loop of the machine code: what the flow can come back from to the place where it enters the loop.
 Loops that only wait for an mbarrier are left out, also of the loops around them.
@@ -77,12 +75,8 @@ class _Instruction(NamedTuple):
 def loops_of_ptx(ptx: PtxText, arch: str | None) -> tuple[SassLoop, ...]:
     """Return the loops of a kernel in the order of their addresses, as ptxas compiles its PTX for `arch` ("sm_90").
 
-    Without `arch`, ptxas compiles for the GPU that the PTX names.
-
-    Raises:
-        ValueError: the PTX is for another GPU than `arch`.
-        CompileError: ptxas refuses the PTX.
-        RuntimeError: ptxas or nvdisasm is not installed.
+    Without `arch`, ptxas compiles for the GPU that the PTX names. ValueError: the PTX is for another GPU than `arch`.
+    CompileError: ptxas refuses the PTX. RuntimeError: ptxas or nvdisasm is not installed.
     """
     arch = ptx.target if arch is None else arch
     check_arch(arch)
@@ -173,15 +167,12 @@ def _graph(instructions: Sequence[_Instruction], labels: Mapping[str, int]) -> t
     for block in blocks:
         last = instructions[block[-1]]
         after = [number[each] for each in targets.get(block[-1], ()) if each in number]
-        if not (_ENDS.match(last.name) and _is_unconditional(last)) and block.stop in number:
+        # `@P0 BRA …`, or `BRA.U UP0, …`, or `BRA P0, …`
+        has_predicate = last.text.startswith("@") or re.search(r"\s!?U?P\d", last.text)
+        if (has_predicate or not _ENDS.match(last.name)) and block.stop in number:
             after.append(number[block.stop])
         successors.append(after)
     return blocks, successors
-
-
-def _is_unconditional(jump: _Instruction) -> bool:
-    """Whether a jump has no predicate: `@P0 BRA …`, or `BRA.U UP0, …`, or `BRA P0, …`."""
-    return not jump.text.startswith("@") and not re.search(r"\s!?U?P\d", jump.text)
 
 
 def _waits(positions: Sequence[int], instructions: Sequence[_Instruction]) -> bool:

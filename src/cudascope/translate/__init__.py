@@ -1,4 +1,1 @@
-"""CUDA C++ and PTX as the C++ that the host's compiler takes, and changes to its assembly.
-
-It imports ptx and the folders below ptx. Public: nothing.
-"""
+"""CUDA C++ and PTX as the C++ that the host's compiler takes, and changes to its assembly. Public: nothing."""

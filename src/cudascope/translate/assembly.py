@@ -35,10 +35,7 @@ _OURS = {
 
 
 def has_empty_loop(assembly: str) -> bool:
-    """Return whether a loop jumps to itself and does nothing.
-
-    The optimizer makes such a loop from one that waits for memory that is not volatile.
-    """
+    """Whether a loop does nothing: the optimizer has made it from one that waits for memory that is not volatile."""
     return _EMPTY_LOOP.search(assembly) is not None
 
 
@@ -50,10 +47,7 @@ def changed(assembly: str, *, gaps: bool) -> str:
 
 
 def with_first_file(assembly: str) -> str:
-    """Give file 0 the name of file 1.
-
-    The lines of a file begin with file 1 (DWARF 5, section 6.2.2), but addr2line takes file 0, which is standard input.
-    """
+    """Give file 0, which addr2line takes first, the name of file 1, with which lines begin (DWARF 5, section 6.2.2)."""
     first = _FIRST_FILE.search(assembly)
     return _FILE_0.sub(lambda match: f"{match[1]}{first[1]}", assembly, count=1) if first else assembly
 

@@ -43,10 +43,8 @@ def with_traps(text: str, missing: Sequence[str], command: Sequence[str], cut: C
 
     The compiler lists the names without a declaration. A statement with such a name becomes a call that stops the
     kernel and names the header. A declaration with such a name is left out, and so are the declarations that need this
-    one. A statement of the kernel itself under no condition is always reached, so it is an error at once.
-
-    Raises:
-        CompileError: the kernel always needs what is missing.
+    one. A statement of the kernel itself under no condition is always reached, so it is an error at once
+    (CompileError).
     """
     whys: dict[str, str] = {}  # for the names in what was left out
     for number in range(_ROUNDS):
@@ -122,7 +120,7 @@ def _errors(text: str, command: Sequence[str], said: re.Pattern = _ERROR) -> lis
     by_line = MARKER.sub("", text)  # then lines are those of the text itself
     quiet = ("-w",) if said is _ERROR else ()
     flags = ("-fsyntax-only", *quiet, "-fmax-errors=0", "-ftrack-macro-expansion=0", "-x", "c++", "-")
-    done = result_of_compiler([*command, *flags], by_line)
+    done = result_of_compiler([*command, *flags], by_line, may_fail=True)
     lines = [0, *(match.end() for match in re.finditer("\n", text))]
     return [(lines[int(line) - 1] + int(column) - 1, message) for line, column, message in said.findall(done.stderr)]
 
@@ -170,9 +168,7 @@ _GPU_ONLY |= dict.fromkeys(("this_cluster", "__cluster_map_shared_rank"), "a thr
 _GPU_ONLY |= {f"surf{n}{access}": "a surface" for n in ("1D", "2D", "3D") for access in ("read", "write")}
 _GPU_ONLY |= {name: f"{name} in a kernel" for name in ("cudaDeviceSynchronize", "cudaGetParameterBuffer")}
 _GPU_ONLY["<<<"] = "a kernel launches another (<<<…>>>), which"
-_SOBOL = [
-    f"curandState{scrambled}Sobol{bits}{t}" for scrambled in ("", "Scrambled") for bits in (32, 64) for t in ("", "_t")
-]
+_SOBOL = [f"curandState{kind}Sobol{bits}{t}" for kind in ("", "Scrambled") for bits in (32, 64) for t in ("", "_t")]
 _NOT_IN_CURAND = {*_SOBOL, "curandStateMtgp32", "curandStateMtgp32_t", "curand_poisson", "curand_poisson4"}
 _NOT_IN_CURAND |= {"curand_discrete", "curand_discrete4"}
 
@@ -288,13 +284,8 @@ def _unsupported(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
         if what := _GPU_ONLY.get("<<<" if file.tokens[i : i + 3] == ["<", "<", "<"] else token):
             yield i, f"{what} runs on a GPU only: give the kernel a plain C++ path"
         elif token in _NOT_IN_CURAND:
-            yield (
-                i,
-                (
-                    f"{token} is not in cudascope's cuRAND, which has XORWOW, Philox4x32-10 and MRG32k3a with uniform, "
-                    f"normal and log-normal numbers: give the kernel a plain C++ path"
-                ),
-            )
+            has = "XORWOW, Philox4x32-10 and MRG32k3a with uniform, normal and log-normal numbers"
+            yield i, f"{token} is not in cudascope's cuRAND, which has {has}: give the kernel a plain C++ path"
 
 
 def _for_runtime(text: str, variables: Iterable[Variable]) -> str:

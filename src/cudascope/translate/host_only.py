@@ -39,10 +39,8 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
             elif token == "__shared__":
                 declared = tokens[i : next((j for j in range(i, end) if tokens[j] == ";"), end)]
                 if "=" in declared:
-                    yield (
-                        i + declared.index("="),
-                        "a __shared__ variable cannot have an initialiser: let a thread assign to it",
-                    )
+                    what = "a __shared__ variable cannot have an initialiser: let a thread assign to it"
+                    yield i + declared.index("="), what
 
 
 def _is_of_another(before: list[str]) -> bool:

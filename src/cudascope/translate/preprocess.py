@@ -25,10 +25,7 @@ Part = tuple[bool, str]  # is it the user's own, and its text with the compiler'
 def preprocess(command: Sequence[str], text: str, source: Source) -> tuple[list[Part], list[str]]:
     """`text` after the preprocessor of `command`, a compiler and its flags, and the headers that are missing.
 
-    The text is made of `source`. The parts begin after simt.h.
-
-    Raises:
-        CompileError: the preprocessor refuses it.
+    The text is made of `source`. The parts begin after simt.h. CompileError: the preprocessor refuses it.
     """
     missing: list[str] = []
     try:

@@ -45,8 +45,7 @@ def defines_main(file: File) -> bool:
 def program_file(source: Source, flags: Sequence[str], number: int) -> ProgramFile:
     """Translate `source`, the file with this `number` of a program, for a compiler with `flags`.
 
-    Raises:
-        CompileError: it includes a header that is not there, or a kernel needs what the CPU runner does not have.
+    CompileError: it includes a header that is not there, or a kernel needs what the CPU runner does not have.
     """
     parts, missing = preprocessed(_API + written(source), flags, source)
     if missing:
@@ -73,23 +72,10 @@ def _dynamic_arrays(file: File) -> Iterator[str]:
 
 
 # The start of the names of a library's headers and functions, and the library.
-LIBRARIES = {
-    "cublas": "cuBLAS",
-    "cufft": "cuFFT",
-    "curand": "the host's side of cuRAND",
-    "cusparse": "cuSPARSE",
-    "cusolver": "cuSOLVER",
-    "cudnn": "cuDNN",
-    "nccl": "NCCL",
-}
-_HEADERS = LIBRARIES | {
-    "thrust/": "thrust's containers and algorithms",
-    "cub/device": "cub's functions for the whole device",
-    "mpi": "MPI",
-    "nvml": "NVML",
-    "npp": "NPP",
-    "GL/": "OpenGL",
-}
+LIBRARIES = {"cublas": "cuBLAS", "cufft": "cuFFT", "curand": "the host's side of cuRAND", "cusparse": "cuSPARSE"}
+LIBRARIES |= {"cusolver": "cuSOLVER", "cudnn": "cuDNN", "nccl": "NCCL"}
+_HEADERS = LIBRARIES | {"mpi": "MPI", "nvml": "NVML", "npp": "NPP", "GL/": "OpenGL"}
+_HEADERS |= {"thrust/": "thrust's containers and algorithms", "cub/device": "cub's functions for the whole device"}
 
 
 def _about(missing: Sequence[str]) -> str:
@@ -102,9 +88,6 @@ def _about(missing: Sequence[str]) -> str:
     return f"the program includes {headers}, which {are} not there: name the folder with --include"
 
 
-# ------------------------------------------------------------------------------------------------ launches
-
-
 def _launches(file: File) -> Iterator[Change]:
     """The changes that make calls of launches."""
     tokens, places = file.tokens, file.places
@@ -114,10 +97,8 @@ def _launches(file: File) -> Iterator[Change]:
         end = _end_of_configuration(file, i + 3)
         start = _start_of_name(file, i)
         if end is None or start is None or tokens[end + 3 : end + 4] != ["("] or end + 3 not in file.close:
-            where, line = line_at(file.text, places[i])
-            raise CompileError(
-                f"{where}:{line}: error: this launch is not understood: write kernel<<<grid, block>>>(…)"
-            )
+            at = "{}:{}".format(*line_at(file.text, places[i]))
+            raise CompileError(f"{at}: error: this launch is not understood: write kernel<<<grid, block>>>(…)")
         yield places[start], places[start], f"(::simt::configure({file.text[places[i + 3] : places[end]]}), "
         yield places[i], places[end + 2] + 1, ""
         closed = file.close[end + 3]
@@ -173,9 +154,6 @@ def _start_of_name(file: File, end: int) -> int | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------------ kernels
-
-
 def _with_prologue(file: File, kernel: Kernel) -> Iterator[Change]:
     """The changes by which a kernel hands its launch over where the host calls it."""
     piece = kernel.piece
@@ -197,14 +175,8 @@ def _with_prologue(file: File, kernel: Kernel) -> Iterator[Change]:
     address = f"static_cast<void (*)({', '.join(types)})>({_spelled(file, kernel)})"
     at = file.places[body] + 1
     arguments = "".join(f"{name}, " for name in names)
-    yield (
-        at,
-        at,
-        (
-            f" if (simt_on_host()) {{ void* simt_arguments[] = {{{arguments}nullptr}}; "
-            f"return ::simt::launch<{address}>(simt_arguments); }}"
-        ),
-    )
+    launch = f"void* simt_arguments[] = {{{arguments}nullptr}}; return ::simt::launch<{address}>(simt_arguments);"
+    yield at, at, f" if (simt_on_host()) {{ {launch} }}"
 
 
 def _spelled(file: File, kernel: Kernel) -> str:

@@ -55,16 +55,11 @@ def with_exact_shifts(text: str, places: set[Place]) -> tuple[str, set[Place]]:
             file, number = marker[2], int(marker[1]) - 1
             continue
         for column in columns.get((file, number), ()):
-            before, after = _cut(lines[i], column)
+            content = lines[i].encode(**BYTES)  # a column counts bytes from 1
+            before, after = content[: column - 1].decode(**BYTES), content[column - 1 :].decode(**BYTES)
             if found := _OPERATOR.match(after):
                 sign, equals = found.groups()
                 exact = f" {sign}= ::simt::By() = " if equals else f" {sign} ::simt::shift {sign} "
                 lines[i] = before + exact + after[found.end() :]
                 left.discard((file, number, column))
     return "\n".join(lines), left
-
-
-def _cut(line: str, column: int) -> tuple[str, str]:
-    """The parts of a line before `column`, which counts bytes from 1, and from there on."""
-    content = line.encode(**BYTES)
-    return content[: column - 1].decode(**BYTES), content[column - 1 :].decode(**BYTES)

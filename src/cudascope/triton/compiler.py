@@ -107,12 +107,8 @@ def passed(
 ) -> list[Any]:
     """Return the arguments of the PTX, which a `PtxKernel` checks.
 
-    Args:
-        scratch: bytes of scratch memory in global memory that each program gets, by kind.
-
-    Raises:
-        TypeError: the base of a tensor descriptor has no memory.
-        ValueError: the base is not on the CPU.
+    `scratch` tells the bytes of scratch memory in global memory that each program gets, by kind. TypeError, ValueError:
+    the base of a tensor descriptor has no memory, or is not on the CPU.
     """
     given = zip(flat, parameters, strict=False)
     values = [_value(kernel, leaf, leaf.of(arguments), parameter) for leaf, parameter in given]
@@ -340,11 +336,7 @@ def _as_compiled(value: Any) -> Any:
 
 
 def compiled_kernel(launch: Launch) -> Compiled:
-    """Return the kernel, from memory, from the cache on disk, or compiled by a second process.
-
-    Raises:
-        CompileError: it does not compile; the message is Triton's.
-    """
+    """Return the kernel, from memory, from the cache on disk, or compiled by a second process (CompileError)."""
     if launch.request not in _compiled:
         path = cache_dir() / f"{launch.name}-{digest(launch.request, WORKER.read_text(encoding='utf-8'))}.triton.json"
         try:
@@ -374,11 +366,9 @@ def _ask(name: str, request: str) -> dict[str, Any]:
             check=False,
         )
         sys.stdout.write(done.stdout)  # of tl.static_print
-        found = (
-            json.loads(answer.read_text(encoding="utf-8"))
-            if answer.exists()
-            else {"error": f"the compiler ended with {done.returncode}"}
-        )
+        found = {"error": f"the compiler ended with {done.returncode}"}
+        if answer.exists():
+            found = json.loads(answer.read_text(encoding="utf-8"))
     if "error" in found:
         sm, said = asked["sm"], done.stderr.strip()
         raise CompileError(f"kernel {name} does not compile for sm_{sm}:\n{found['error']}" + f"\n{said}" * bool(said))

@@ -4,7 +4,7 @@ Many programs ask when they are imported or before a launch: for the architectur
 the number of SMs. They get the answers of a common GPU of the architecture, and the CPU as the device of tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,10 @@ class Driver:
     """The active driver of Triton. There is one device, the CPU."""
 
     def __init__(self, sm: int) -> None:
-        self._sm, self.utils = sm, _Utils(sm)
+        gpu = BY_SM[sm]
+        told = {"max_shared_mem": gpu.shared_bytes, "max_num_regs": 65536, "multiprocessor_count": gpu.num_sms}
+        self._sm = sm
+        self.utils = SimpleNamespace(get_device_properties=lambda _: told | {"warpSize": 32})
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(each for each in (*vars(type(self)), "utils") if not each.startswith("_"))
@@ -42,20 +45,6 @@ class Driver:
         import torch
 
         return torch.cuda
-
-
-class _Utils:
-    def __init__(self, sm: int) -> None:
-        self._sm = sm
-
-    def get_device_properties(self, _: int | None) -> Mapping[str, int]:
-        gpu = BY_SM[self._sm]
-        return {
-            "max_shared_mem": gpu.shared_bytes,
-            "max_num_regs": 65536,
-            "multiprocessor_count": gpu.num_sms,
-            "warpSize": 32,
-        }
 
 
 def torch_properties(sm: int) -> SimpleNamespace:

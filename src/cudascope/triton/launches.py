@@ -1,12 +1,9 @@
 """`triton_compiled`: Triton kernels compiled for a GPU that need not be there, and their PTX executed on the CPU.
 
-    with triton_compiled("sm_80"):
-        softmax_kernel[(4,)](x, out, 128, BLOCK=128, num_warps=4)   # CPU tensors
-
 The kernel is specialised and compiled as Triton does for a launch on that GPU. A `PtxKernel` executes the PTX, so
 `observe`, `check`, `schedule` and `time_limit` work as usual and name lines of the Python source. A second process
-compiles (`worker.py`), and its answer is kept in the cache. This process may therefore interpret Triton kernels,
-and may not.
+compiles (`worker.py`), and its answer is kept in the cache. This process may therefore interpret Triton kernels, and
+may not.
 """
 
 import contextlib
@@ -48,11 +45,8 @@ def triton_compiled(
     """Compile the Triton kernels that this thread launches inside for `arch`, and execute their PTX on the CPU.
 
     An autotuned kernel takes the configuration that its cache has for such arguments, or else the first one that fits
-    the GPU. Nothing is timed. `triton.runtime.driver.active` describes a GPU of the architecture, with the CPU as its
-    device. Where torch has no GPU, `current_device`, `get_device_capability`, `get_device_name` and
-    `get_device_properties` of torch.cuda describe this GPU too, and `device`, `set_device` and
-    `synchronize` do nothing.
-    `torch.cuda.is_available()` stays False.
+    the GPU. Nothing is timed. `triton.runtime.driver.active`, and torch.cuda where torch has no GPU, describe a GPU of
+    the architecture, with the CPU as its device (README).
 
     A masked load without `other` gives 0 where the mask is false, for the PTX that Triton's compiler writes says so.
     Triton's language leaves this value open. For "sm_100", a `tl.dot` of 64 rows or more is refused: Triton compiles
@@ -76,34 +70,24 @@ def triton_compiled(
     return _compiled_for(Target(known[arch], edit))
 
 
-@contextlib.contextmanager
-def _compiled_for(target: Target) -> Iterator[None]:
-    with _patched():
-        token = _target.set(target)
-        try:
-            yield
-        finally:
-            _target.reset(token)
-
-
-# ------------------------------------------------------------------------------------------------ Triton's launches
-
 _lock = threading.Lock()
 _contexts = 0  # of all threads
 _originals: list[tuple[Any, str, Any, Any]] = []
 
 
 @contextlib.contextmanager
-def _patched() -> Iterator[None]:
+def _compiled_for(target: Target) -> Iterator[None]:
     """Replace Triton's launches while any thread needs it. Outside of `triton_compiled` they do what they did."""
     global _contexts
     with _lock:
         if not _contexts:
             _replace()
         _contexts += 1
+    token = _target.set(target)
     try:
         yield
     finally:
+        _target.reset(token)
         with _lock:
             _contexts -= 1
             if not _contexts:

@@ -1,12 +1,8 @@
 """A Triton kernel as plain data, so that a second process can compile the kernel without importing its module.
 
-    description = Description()
-    kernel = description.value(softmax_kernel)   # JSON; description.functions has the source of each function
-
-A function is described by its text and by the values of the names that it uses, so a kernel of a notebook cell is
-described like a kernel of a file. `worker.py` makes functions of the description.
-
-A description lasts as long as its functions read the same objects under the same names: `Description.is_current`.
+A `Description` describes a function by its text and by the values of the names that it uses, so a kernel of a notebook
+cell is described like a kernel of a file. `worker.py` makes functions of the description. It lasts as long as its
+functions read the same objects under the same names: `Description.is_current`.
 """
 
 import ast
@@ -107,6 +103,8 @@ class Description:
         return ["function", self._index[id(function)]]
 
     def _described(self, function: types.FunctionType, kind: str, owner: Any) -> dict[str, Any]:
+        from triton.runtime.jit import _normalize_ty
+
         lines, first = _source(function)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         self._lasts &= types.CellType() not in cells.values()
@@ -130,7 +128,7 @@ class Description:
             "file": function.__code__.co_filename,
             "line": first,
             "lines": lines,
-            "annotations": {name: _annotation(each) for name, each in function.__annotations__.items()},
+            "annotations": {name: _normalize_ty(each) for name, each in function.__annotations__.items()},
             "noinline": bool(options.get("noinline")) if kind == "jit" else False,
             "globals": found,
         }
@@ -196,12 +194,6 @@ def _chains(node: ast.AST) -> Iterator[tuple[str, ...]]:
         return
     for child in ast.iter_child_nodes(inner):
         yield from _chains(child)
-
-
-def _annotation(annotation: Any) -> str:
-    from triton.runtime.jit import _normalize_ty
-
-    return _normalize_ty(annotation)
 
 
 def _is_tritons(value: Any) -> bool:

@@ -24,10 +24,7 @@ _sources: dict[Any, tuple[list[str], int]] = {}
 
 
 class Opaque:
-    """A value that no kernel can use. Triton refuses it in its own words if a kernel does.
-
-    The default of a parameter may use its members.
-    """
+    """A value that no kernel can use: Triton refuses it in its own words. A parameter's default may use its members."""
 
     def __init__(self, kind: str, members: dict[str, Any]) -> None:
         self.kind = kind

@@ -1,12 +1,4 @@
-"""The contexts that launches on the CPU run in: `observe`, `check`, `schedule`, `time_limit`.
-
-with cudascope.observe() as report:          # counts and a trace, without a change to the kernel
-    kernel[grid, block](x, out)
-print(report)
-
-with cudascope.check(outputs=[out]):         # raises Finding that names line, thread, tensor and element
-    kernel[grid, block](x, out)
-"""
+"""The contexts that launches on the CPU run in: `observe`, `check`, `schedule`, `time_limit`."""
 
 import contextlib
 import functools
@@ -148,8 +140,7 @@ def check(
     that shall find nothing, `also` those that are off unless asked for (cpu/rules.py).
 
     The kernel works on copies of its tensors, each with empty space round it. When a launch ends or fails, the changed
-    elements are copied back.
-    `report.unwritten(tensor)` lists the elements that were never written.
+    elements are copied back. `report.unwritten(tensor)` lists the elements that were never written.
 
     A check inside another one chooses how its launches run: `schedule`, `stop` and `ignore`. The reports of both get
     these launches, without the findings that they ignore themselves, and the `outputs` of both hold.
@@ -159,11 +150,10 @@ def check(
         TypeError, ValueError: an argument is of the wrong kind, or names a rule that cannot be switched.
         RuntimeError: it is inside of an `observe`.
 
-    Limits: lanes of one warp that pass values on in volatile shared memory are reported as a race; an access narrower
-    than an element of its tensor is held against the bounds only; a cast of a number that its type cannot hold gives
-    what it gives on the host; up to 3 unwritten bytes of a word of shared memory count as padding.
+    The README says what a check cannot find.
     """
-    seed, (arrays, names), (ignored, off) = _seed(schedule), _outputs(outputs), _ignored(ignore, also)
+    seed, (arrays, names) = _seed(schedule), _outputs(outputs)
+    ignored, off = _switched(_names("ignore", ignore), _names("also", also))
     if not isinstance(stop, bool | np.bool_):
         raise TypeError(f"stop must be True or False, got {stop!r}")
     options = {"outputs": arrays, "output_names": names, "stop": bool(stop), "ignored": ignored, "off": off}
@@ -198,17 +188,9 @@ def _outputs(outputs: object) -> tuple[tuple[Array, ...], frozenset[str]]:
     return tuple(arrays), names
 
 
-def _ignored(ignore: Iterable[str] = (), also: Iterable[str] = ()) -> tuple[int, frozenset[str]]:
-    """What is not reported when `ignore` is switched off and `also` on: findings of the runtime as bits, other rules.
-
-    Raises:
-        ValueError: a name that no rule and no family has, or one after which a launch cannot go on.
-    """
-    return _switched(frozenset(_names("ignore", ignore)), frozenset(_names("also", also)))
-
-
 @functools.cache
 def _switched(ignore: frozenset[str], also: frozenset[str]) -> tuple[int, frozenset[str]]:
+    """What is not reported with `ignore` off and `also` on: findings of the runtime as bits, other rules."""
     off = {finding for finding, names in _NAMED.items() if names & ignore}
     off |= {finding for finding, names in _NAMED.items() if not RULES[finding].is_on and not names & also}
     names = {rule.name for rule in WITHOUT_THREAD if {rule.what, rule.name} & ignore}
@@ -220,11 +202,12 @@ _NAMED = {finding: {rule.what, rule.name} for finding, rule in RULES.items() if 
 _SWITCHABLE = sorted(set().union(*_NAMED.values(), *({rule.what, rule.name} for rule in WITHOUT_THREAD)))
 
 
-def _names(argument: str, names: Iterable[str]) -> set[str]:
+def _names(argument: str, names: Iterable[str]) -> frozenset[str]:
+    """The names as a set. ValueError for one that no rule and no family has, or after which a launch cannot go on."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         example = names if isinstance(names, str) else "race"
         raise TypeError(f'{argument} must be a tuple of names, as in ("{example}",), got {names!r}')
     names = [*names]
     if unknown := [name for name in names if name not in _SWITCHABLE]:
         raise ValueError(f"{argument} must name what can be switched, {_SWITCHABLE}, got {unknown[0]!r}")
-    return set(names)
+    return frozenset(names)

@@ -100,30 +100,13 @@ _ALSO = ". It would also end the races on "
 
 # by Access
 _READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
-_FUNCTIONS = {
-    Collective.SHFL_IDX: "__shfl_sync",
-    Collective.SHFL_UP: "__shfl_up_sync",
-    Collective.SHFL_DOWN: "__shfl_down_sync",
-    Collective.SHFL_XOR: "__shfl_xor_sync",
-    Collective.VOTE_BALLOT: "__ballot_sync",
-    Collective.VOTE_ANY: "__any_sync",
-    Collective.VOTE_ALL: "__all_sync",
-    Collective.VOTE_UNI: "vote.uni",
-    Collective.MATCH_ANY: "__match_any_sync",
-    Collective.MATCH_ALL: "__match_all_sync",
-    Collective.REDUCE: "__reduce",
-    Collective.SYNCWARP: "__syncwarp",
-    Collective.EXCHANGE: "a group's exchange",
-    Collective.PRODUCT: "a matrix product",
-    Collective.MATRIX: "a load or store of a matrix",
-}
-_BARRIERS = {
-    Collective.SYNCTHREADS: "__syncthreads",
-    Collective.SYNCGRID: "the grid's barrier",
-    Collective.NUMBERED: "bar.sync",
-    Collective.PHASE: "a cuda::barrier",
-    Collective.MBARRIER: "an mbarrier",
-}
+_COLLECTIVES = (
+    "__shfl_sync, __shfl_up_sync, __shfl_down_sync, __shfl_xor_sync, __ballot_sync, __any_sync, __all_sync, vote.uni, "
+    "__match_any_sync, __match_all_sync, __reduce, __syncwarp, __syncthreads, the grid's barrier, bar.sync, "
+    "a cuda::barrier, a group's exchange, a matrix product, a load or store of a matrix, an mbarrier"
+)
+_SHOWN = _COLLECTIVES.split(", ")  # by Collective
+_BARRIERS = {Collective.SYNCTHREADS, Collective.SYNCGRID, Collective.NUMBERED, Collective.PHASE, Collective.MBARRIER}
 
 _NO_BARRIER, _NO_ORDER = " with no barrier between", ", and nothing orders the two thread blocks"
 _PASS_ON = (
@@ -157,7 +140,7 @@ def error_of(
     checked: bool,
 ) -> Finding:
     """Describe a finding in a launch of an executable with thread blocks of this size, in words."""
-    waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPINNING, FindingKind.HANGING)
+    waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPIN, FindingKind.HANG)
     waiters = error.waiters[: error.num_waiters] if waits else []
     lines = {0: ("", 0)} | executable.located(library, [error.site, error.other_site, *(w.site for w in waiters)])
     hint = ""
@@ -177,7 +160,7 @@ def error_of(
         tensor, element = variable.name, error.offset // size
         side = "before its first element" if element < 0 else f"past its end ({variable.bytes // size} elements)"
         place = f"{tensor}[{element}], {side}"
-    elif error.finding == FindingKind.OUTSIDE_GLOBAL and error.text:
+    elif error.finding == FindingKind.OUT_OF_BOUNDS and error.text:
         place = error.text.decode()
     elif error.space == Space.OTHER:
         place = "a local variable"
@@ -195,11 +178,11 @@ def error_of(
         lane=error.lane,
         other=_dim(error.other_thread),
         waiting=error.num_waiters,
-        other_function=_FUNCTIONS.get(error.waiters[1].collective),
+        other_function=_SHOWN[error.waiters[1].collective],
         other_verb=_READ[error.other_access],
         other_line=other_line,
         other_access=_ACCESS[error.other_access],
-        function=_FUNCTIONS.get(error.waiters[0].collective),
+        function=_SHOWN[error.waiters[0].collective],
         mask=f"{error.waiters[0].mask:#010x}",
         other_mask=f"{error.waiters[1].mask:#010x}",
         stuck=error.text.decode() or ": the thread block cannot go on",
@@ -250,9 +233,8 @@ def _missing_barrier(
     (file, line), (other_file, other_line) = lines[error.site], lines[error.other_site]
     if _dim(error.block) != _dim(error.other_block) or file != other_file or not (line and other_line):
         return None
-    warps = {
-        (x + block_size[0] * (y + block_size[1] * z)) // 32 for x, y, z in map(_dim, (error.thread, error.other_thread))
-    }
+    threads, (columns, rows, _) = map(_dim, (error.thread, error.other_thread)), block_size
+    warps = {(x + columns * (y + rows * z)) // 32 for x, y, z in threads}
     last = error.barrier_line
     after, before = sorted((line, other_line), key=lambda each: (each <= last, each))
     return MissingBarrier("__syncwarp()" if len(warps) == 1 else "__syncthreads()", file, after, before)
@@ -271,12 +253,8 @@ def _waiting(waiters: Sequence[WAITER], lines: Mapping[int, tuple[str, int]]) ->
     """Say which threads wait at which line. Threads at one line of one function are counted together."""
     groups: dict[str, list[WAITER]] = {}
     for w in waiters:
-        if w.running:
-            doing = ", running"
-        elif w.collective in _FUNCTIONS:
-            doing = f" in {_FUNCTIONS[w.collective]} with mask {w.mask:#010x}"
-        else:
-            doing = f" in {_BARRIERS[w.collective]}"
+        mask = "" if w.collective in _BARRIERS else f" with mask {w.mask:#010x}"
+        doing = ", running" if w.running else f" in {_SHOWN[w.collective]}{mask}"
         line = w.line or lines[w.site][1]
         where = f"in line {line}" if line else "in a call" if w.site else "at its start"
         groups.setdefault(where + doing, []).append(w)
@@ -289,9 +267,6 @@ def _dim(dim: object) -> tuple[int, int, int]:
     return dim.x, dim.y, dim.z
 
 
-# ---------------------------------------------------------------------------------------------- SARIF
-
-
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
@@ -299,9 +274,10 @@ def sarif_log(findings: Sequence[Finding], summaries: dict[str, str]) -> dict:
     """A SARIF log of one run. `summaries`: by the name of each rule there is, what it says."""
     names = list(summaries)
     rules = [
-        {"id": _id(name), "name": _camel(name), "shortDescription": {"text": summary}}
+        {"id": _id(name), "name": "".join(map(str.capitalize, name.split())), "shortDescription": {"text": summary}}
         for name, summary in summaries.items()
     ]
+    other = "the other thread"
     results = [
         {
             "ruleId": _id(found.rule),
@@ -309,9 +285,7 @@ def sarif_log(findings: Sequence[Finding], summaries: dict[str, str]) -> dict:
             "level": "error",
             "message": {"text": f"{found.kernel}: {found.sentence}"},
             "locations": [_location(found.file, found.line)],
-            "relatedLocations": [_location(found.other_file, found.other_line, "the other thread")]
-            if found.other_line
-            else [],
+            "relatedLocations": [_location(found.other_file, found.other_line, other)] * bool(found.other_line),
             "occurrenceCount": found.count,
         }
         for found in findings
@@ -337,7 +311,3 @@ def uri(file: str) -> str:
 
 def _id(name: str) -> str:
     return name.replace(" ", "-")
-
-
-def _camel(name: str) -> str:
-    return "".join(word.capitalize() for word in name.split())

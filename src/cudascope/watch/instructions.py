@@ -1,52 +1,27 @@
 """The PTX instructions that an observed launch has executed: `report.instructions`.
 
-    with observe() as report, triton_compiled("sm_90"):
-        kernel[grid](...)
-    report.instructions["fma.rn.f32"]    # by the names that the PTX has
-    report.instructions.classes          # {"integer": …, "fp32": …, "product": …}
-    report.instructions.total
-
 Each number is of instructions as a warp issues them: one for all its lanes together. An instruction whose predicate is
 false takes its turn all the same, so it counts, and `predicated_off` has those that no lane of the warp has executed.
 
 Divergence: both sides of a branch are issued, each once, if lanes of the warp go both ways. Lanes that come to an
 instruction in different turns of a loop do not share its issue: `for (i = 0; i < 32; i++) if (i == lane) f();` issues f
-32 times. A loop is issued for as many turns as the lane makes that makes most. This is the count of a GPU that joins
-the lanes again at the end of each branch and of each turn of a loop (translate/ptx/counters.py).
-
-PTX is not machine code. One instruction of PTX may become several (64-bit integers, the scaling of an exponential), and
-several may become one or none (moves, an addition with a shift). `loops` of a kernel has the machine code of its loops.
-A thread that waits for an mbarrier or polls a flag counts as often as it has asked, which another schedule changes.
+32 times. A loop is issued for as many turns as the lane makes that makes most (translate/ptx/counters.py). A thread
+that waits for an mbarrier or polls a flag counts as often as it has asked, which another schedule changes.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
+from cudascope.translate.ptx.costs import SPECIAL
 from cudascope.translate.ptx.counters import Part
 from cudascope.translate.ptx.regions import JUMPS
 
-CLASSES = (
-    "integer",
-    "fp32",
-    "fp16",
-    "fp64",
-    "special",
-    "product",
-    "convert",
-    "move",
-    "global load",
-    "global store",
-    "shared load",
-    "shared store",
-    "atomic",
-    "local",
-    "constant",
-    "parameter",
-    "shuffle",
-    "barrier",
-    "control",
+_CLASSES = (
+    "integer, fp32, fp16, fp64, special, product, convert, move, global load, global store, shared load, shared store, "
+    "atomic, local, constant, parameter, shuffle, barrier, control"
 )
-_SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
+CLASSES = _CLASSES.split(", ")
 _SHUFFLES = {"shfl", "redux", "vote", "match", "elect", "activemask"}
 _BARRIERS = {"bar", "barrier", "mbarrier", "fence", "membar", "wgmma", "griddepcontrol"}
 _CONTROL = JUMPS | {"nanosleep", "setmaxnreg", "brkpt", "pmevent"}
@@ -69,7 +44,7 @@ def class_of(name: str) -> str:
         return "product"
     if first in ("ld", "ldu", "st", "ldmatrix", "stmatrix", "atom", "red", "cp", "prefetch", "prefetchu", "wmma"):
         return _moved(first, words)
-    if first in _SPECIAL and words[-1] != "f64":
+    if first in SPECIAL and words[-1] != "f64":
         return "special"
     if first in ("mov", "cvta"):
         return "move"
@@ -97,7 +72,7 @@ def _moved(first: str, words: Sequence[str]) -> str:
     return f"{'shared' if shared else 'global'} {'store' if writes else 'load'}"
 
 
-class Instructions(Mapping[str, int]):
+class Instructions(dict[str, int]):
     """Executed PTX instructions by name, as issued by a warp. A name that was not executed raises KeyError.
 
     Attributes:
@@ -106,33 +81,25 @@ class Instructions(Mapping[str, int]):
     """
 
     def __init__(self, issued: Mapping[str, int], predicated_off: Mapping[str, int]) -> None:
-        self._issued = dict(sorted(issued.items()))
+        super().__init__(sorted(issued.items()))
         self.predicated_off = dict(sorted(predicated_off.items()))
-
-    def __getitem__(self, name: str) -> int:
-        return self._issued[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._issued)
-
-    def __len__(self) -> int:
-        return len(self._issued)
 
     @property
     def total(self) -> int:
         """All instructions."""
-        return sum(self._issued.values())
+        return sum(self.values())
 
     @property
     def classes(self) -> dict[str, int]:
         """The instructions by class, in the order of CLASSES; only classes that were executed."""
         found = dict.fromkeys(CLASSES, 0)
-        for name, number in self._issued.items():
+        for name, number in self.items():
             found[class_of(name)] += number
         return {each: number for each, number in found.items() if number}
 
     def __add__(self, other: "Instructions") -> "Instructions":
-        return Instructions(_sum(self, other), _sum(self.predicated_off, other.predicated_off))
+        off = Counter(self.predicated_off) + Counter(other.predicated_off)
+        return Instructions(Counter(self) + Counter(other), off)
 
     def __str__(self) -> str:
         off = sum(self.predicated_off.values())
@@ -145,14 +112,8 @@ class Instructions(Mapping[str, int]):
 
 def instructions_of(parts: Sequence[Part], issued: Sequence[int]) -> Instructions:
     """Return the instructions of a launch from the number of issues of each counted part of its kernel."""
-    names: dict[str, int] = {}
-    off: dict[str, int] = {}
+    names, off = Counter(), Counter()
     for part, times in zip(parts, issued, strict=True):
-        if times:
-            names = _sum(names, {name: number * times for name, number in part.issued.items()})
-            off = _sum(off, {name: number * times for name, number in part.off.items()})
-    return Instructions(names, {name: number for name, number in off.items() if number})
-
-
-def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
+        names.update({name: number * times for name, number in part.issued.items()})
+        off.update({name: number * times for name, number in part.off.items()})
+    return Instructions(+names, +off)

@@ -25,7 +25,8 @@ launch's time. At best all units work at the same time and none of them ever wai
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,12 +61,9 @@ class Work(NamedTuple):
 
 
 def work_of(thread_blocks: int, request, code: Mapping[int, str], parts: Sequence[Part] | None) -> Work:
-    """Return the work of a launch from the runtime's counts.
+    """Return the work of a launch from the runtime's counts, which the structure LAUNCH `request` has.
 
-    Args:
-        request: the structure LAUNCH that the runtime filled in.
-        code: the PTX instruction of each site; empty for C++.
-        parts: the counted parts of the PTX; None for C++.
+    `code` has the PTX instruction of each site, and `parts` are the counted parts of the PTX: empty and None for C++.
     """
     counts = request.counts[: request.num_counts]
     wavefronts = l2 = past_l1 = requests = 0
@@ -91,9 +89,13 @@ def work_of(thread_blocks: int, request, code: Mapping[int, str], parts: Sequenc
     if parts is None:
         return Work(thread_blocks, None, None, None, None, requests, *memory)
     executed = request.executed[: request.num_executed]
-    total = _total([each.needs for each in parts], executed)
+    total = Counter()
+    for part, times in zip(parts, executed, strict=True):
+        total.update({unit: amount * times for unit, amount in part.needs.items()})
+    total = +total  # without units that were not needed
     tensor = {kinds[1:]: amount for kinds, amount in total.items() if kinds[0] == "tensor"}
-    fp32, special, moves = _fp32(total), total.get("special", 0), total.get("moves", 0)
+    special, moves = total["special"], total["moves"]
+    fp32 = total["fma"] + max(total["sum"], total["product"])  # which may be one multiply-add
     issues = fp32 + special + moves + _other_issues(instructions_of(parts, executed))
     return Work(thread_blocks, tensor, 32 * fp32, 32 * special, issues, moves, *memory)
 
@@ -110,22 +112,6 @@ def _other_issues(instructions: Mapping[str, int]) -> int:
         elif each in _FLOATING and not cost(name):
             pairs += 0 if name.startswith(("neg.", "abs.")) else number  # which are a part of another instruction
     return issues + pairs // 2
-
-
-def _fp32(total: Mapping) -> int:
-    """Return the FP32 instructions of a total, by warps. A product and a sum may be one fused multiply-add."""
-    return total.get("fma", 0) + max(total.get("sum", 0), total.get("product", 0))
-
-
-def _total(costs: Iterable[Mapping], executed: Iterable[int]) -> dict:
-    """Return the sum over all counted parts of a kernel."""
-    total: dict = {}
-    for needs, times in zip(costs, executed, strict=True):
-        if not times:
-            continue
-        for unit, amount in needs.items():
-            total[unit] = total.get(unit, 0) + amount * times
-    return total
 
 
 _CPP = "the kernel was executed as C++, which has no instructions of a GPU"
@@ -208,8 +194,7 @@ def limits(launch: Any, gpu: Gpu, ptx: PtxText | None, registers: int | None) ->
 def times(work: Work, gpu: Gpu) -> tuple[dict[str, float], dict[str, str], dict[str, str]]:
     """Return the least time of each unit, its work in words, and why a unit has no time.
 
-    Raises:
-        ValueError: the tensor cores of this GPU do not have a type that the work uses.
+    ValueError: the tensor cores of this GPU do not have a type that the work uses.
     """
     sms = min(gpu.num_sms, work.thread_blocks) * gpu.clock  # SM-cycles per second; a thread block stays on one SM
     seconds, words, without = {}, {}, {}

@@ -7,6 +7,7 @@ Requests of 8 bytes per lane are served half a warp at a time, and those of 16 b
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,22 +24,11 @@ from cudascope.watch.least_time import Limits, Work, limits
 
 # `tensor` counts through Launch.tensors (space global) or Launch.shared; an `element` of shared memory is 4 bytes;
 # `execution` is how many times this thread had executed this instruction before: with the line it tells one request.
-TRACE = np.dtype(
-    [
-        ("thread_block", "u4"),
-        ("warp", "u2"),
-        ("lane", "u1"),
-        ("thread", "u2"),
-        ("line", "i4"),
-        ("space", "U6"),
-        ("access", "U6"),
-        ("tensor", "i2"),
-        ("element", "i8"),
-        ("bytes", "u1"),
-        ("order", "u8"),
-        ("execution", "u4"),
-    ]
+_FIELDS = (
+    "thread_block u4, warp u2, lane u1, thread u2, line i4, space U6, access U6, tensor i2, element i8, bytes u1, "
+    "order u8, execution u4"
 )
+TRACE = np.dtype([tuple(field.split()) for field in _FIELDS.split(", ")])
 
 
 class LineCount(NamedTuple):
@@ -57,32 +47,26 @@ class LineCount(NamedTuple):
         return LineCount(*self[:3], *(a + b for a, b in zip(self[3:], other[3:], strict=True)))
 
 
+@dataclass(eq=False, repr=False)
 class Launch:
     """One observed launch: `lines` counts by source line; `trace` holds every access in the order they happened."""
 
-    def __init__(
-        self,
-        kernel: str,
-        grid: tuple[int, ...],
-        block: tuple[int, ...],
-        lines: Sequence[LineCount],
-        trace: np.ndarray,
-        tensors: Sequence[str],
-        shared: Sequence[str],
-        source: Sequence[str],
-        work: Work,
-        shared_bytes: int,
-        ptx: PtxText | None,
-        instructions: Instructions | None,
-    ) -> None:
-        self.kernel, self.grid, self.block, self.trace = kernel, grid, block, trace
-        self.tensors, self.shared = tuple(tensors), tuple(shared)  # what `tensor` in the trace counts through
-        self._source = source
-        self.work = work  # by the units of a GPU, at least
-        self.shared_bytes = shared_bytes  # of a thread block
-        self._ptx, self._instructions = ptx, instructions
+    kernel: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    lines: Sequence[LineCount]
+    trace: np.ndarray
+    tensors: Sequence[str]  # what `tensor` in the trace counts through, and `shared`
+    shared: Sequence[str]
+    _source: Sequence[str]
+    work: Work  # by the units of a GPU, at least
+    shared_bytes: int  # of a thread block
+    _ptx: PtxText | None
+    _instructions: Instructions | None
+
+    def __post_init__(self) -> None:
         merged: dict[tuple[int, str, str], LineCount] = {}
-        for line in lines:
+        for line in self.lines:
             merged[line[:3]] = merged[line[:3]] + line if line[:3] in merged else line
         self.lines = [merged[key] for key in sorted(merged)]
 
@@ -109,12 +93,8 @@ class Launch:
     def loops(self, arch: str | None = None) -> tuple[SassLoop, ...]:
         """The loops of the kernel's machine code for `arch` ("sm_90"), in the order of their addresses.
 
-        Triton's wheel has what is needed. Without `arch`, the code is for the GPU that the PTX names.
-
-        Raises:
-            ValueError: the kernel was executed as C++, or its PTX is for another GPU than `arch`.
-            CompileError: ptxas refuses the PTX.
-            RuntimeError: ptxas or nvdisasm is not installed.
+        Without `arch`, the code is for the GPU that the PTX names. Raises what `sass.loops_of_ptx` raises, and a
+        ValueError if the kernel was executed as C++.
         """
         if self._ptx is None:
             raise ValueError(f"kernel {self.kernel} was executed as C++: ask the CudaKernel itself for its loops(arch)")
@@ -168,11 +148,8 @@ class Launch:
         rows.append(f"{'line':>5} {'access':<14} {'requests':>9} {'bytes':>9} {'sectors':>8} {'conflicts':>9}  source")
         for c in self.lines:
             text = self._source[c.line - 1].strip()[:60] if 0 < c.line <= len(self._source) else ""
-            memory = (
-                f"{c.bytes:9,} {c.sectors or '':>8} {c.bank_conflicts if c.space == 'shared' else '':>9}"
-                if c.lanes
-                else " " * 28
-            )
+            conflicts = c.bank_conflicts if c.space == "shared" else ""
+            memory = f"{c.bytes:9,} {c.sectors or '':>8} {conflicts:>9}" if c.lanes else " " * 28
             rows.append(f"{c.line:5} {c.access + ' ' + c.space:<14} {c.requests:9,} {memory}  {text}")
         return "\n".join(rows)
 
@@ -245,8 +222,7 @@ class Report:
     def never_written(self, outputs: Sequence[Array], names: Collection[str]) -> Finding | None:
         """The finding about elements of outputs that no launch has written, None if all are.
 
-        Raises:
-            ValueError: one of `names` is the name of no parameter that got an array.
+        ValueError: one of `names` is the name of no parameter that got an array.
         """
         known = set(self._names.values())
         if unknown := sorted(set(names) - known):
@@ -255,23 +231,15 @@ class Report:
             )
         found = []
         for i, array in enumerate([*outputs, *self._outputs.values()]):
-            if array.size and len(unwritten := self.unwritten(array)):
+            if array.size and len(left := self.unwritten(array)):
                 name = self._names.get(array.address, f"outputs[{i}]")
-                first = ", ".join(map(str, unwritten[0].tolist()))
-                found.append(
-                    f"{len(unwritten)} of the {array.size} elements of {name}, the first of them {name}[{first}]"
-                )
+                first = ", ".join(map(str, left[0].tolist()))
+                found.append(f"{len(left)} of the {array.size} elements of {name}, the first of them {name}[{first}]")
         if not found:
             return None
-        kernel, file = self._last
-        return Finding(
-            NEVER_WRITTEN.sentence.format(elements="; ".join(found)),
-            kernel=kernel,
-            what=NEVER_WRITTEN.what,
-            rule=NEVER_WRITTEN.name,
-            file=file,
-            line=0,
-        )
+        (kernel, file), rule = self._last, NEVER_WRITTEN
+        sentence = rule.sentence.format(elements="; ".join(found))
+        return Finding(sentence, kernel=kernel, what=rule.what, rule=rule.name, file=file, line=0)
 
     def written_map(self, start: int, granule: int, elements: int) -> np.ndarray:
         """Return the map of written elements, one byte each, which a launch on this memory reads and extends."""

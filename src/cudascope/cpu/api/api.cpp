@@ -30,8 +30,6 @@ int simt_printf(const char*, ...);
 void simt_free_memory(void*);
 }
 
-// ---------------------------------------------------------------------------------------------- faults of the host
-
 static sigjmp_buf* main_end = nullptr;  // where a fault of the host ends main
 static u64 fault_site, fault_address;
 static struct sigaction before_us[_NSIG];
@@ -99,8 +97,6 @@ static void tell_leaks() {
 }
 
 extern "C" {
-// ---------------------------------------------------------------------------------------------- what Python calls
-
 void simt_program_start(const Callbacks* given, bool is_checked_run, u64* counts) {
     callbacks = *given, is_checked = is_checked_run, progress = counts;
     atexit(tell_leaks);  // after the destructors of the program's global objects
@@ -154,8 +150,6 @@ void simt_program_data(void* main_function, u64* start, u64* end) {
 }
 void simt_program_print(const char* text, u64 length) { fwrite(text, 1, length, stdout); }
 void simt_program_end(int status) { exit(status); }
-
-// ---------------------------------------------------------------------------------------------- what the program calls
 
 // -fsanitize=thread makes calls of the atomics of host code.
 #define ATOMICS(bits, T)                                                                                                 \

@@ -92,68 +92,27 @@ static cudaError_t copied_3d(const cudaMemcpy3DParms* copy, const char* function
 static Side line(const void* p, u64 bytes) { return {(const char*)p, bytes, bytes, 1}; }
 
 extern "C" {
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    Call call;
-    return copied(line(to, bytes), line(from, bytes), kind, "cudaMemcpy", CALLER);
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
-    Call call;
-    return copied(line(to, bytes), line(from, bytes), kind, "cudaMemcpyAsync", CALLER);
-}
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-    cudaMemcpyKind kind) {
-    Call call;
-    return copied({(char*)to, to_pitch, width, height}, {(const char*)from, from_pitch, width, height}, kind,
-        "cudaMemcpy2D", CALLER);
-}
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-    cudaMemcpyKind kind, cudaStream_t) {
-    Call call;
-    return copied({(char*)to, to_pitch, width, height}, {(const char*)from, from_pitch, width, height}, kind,
-        "cudaMemcpy2DAsync", CALLER);
-}
-cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy) {
-    Call call;
-    return copied_3d(copy, "cudaMemcpy3D", CALLER);
-}
-cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t) {
-    Call call;
-    return copied_3d(copy, "cudaMemcpy3DAsync", CALLER);
-}
-cudaError_t cudaMemcpyPeer(void* to, int, const void* from, int, size_t bytes) {
-    Call call;
-    return copied(line(to, bytes), line(from, bytes), cudaMemcpyDeviceToDevice, "cudaMemcpyPeer", CALLER);
-}
-cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t) {
-    Call call;
-    return copied(line(to, bytes), line(from, bytes), cudaMemcpyDeviceToDevice, "cudaMemcpyPeerAsync", CALLER);
-}
-cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-    Call call;
-    return filled(line(to, bytes), value, "cudaMemset", CALLER);
-}
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t) {
-    Call call;
-    return filled(line(to, bytes), value, "cudaMemsetAsync", CALLER);
-}
-cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height) {
-    Call call;
-    return filled({(char*)to, pitch, width, height}, value, "cudaMemset2D", CALLER);
-}
-cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height, cudaStream_t) {
-    Call call;
-    return filled({(char*)to, pitch, width, height}, value, "cudaMemset2DAsync", CALLER);
-}
+API_ASYNC(cudaMemcpy, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind),
+    copied(line(to, bytes), line(from, bytes), kind, __func__, CALLER))
+API_ASYNC(cudaMemcpy2D, (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+    cudaMemcpyKind kind),
+    copied({(char*)to, to_pitch, width, height}, {(char*)from, from_pitch, width, height}, kind, __func__, CALLER))
+API_ASYNC(cudaMemcpy3D, (const cudaMemcpy3DParms* copy), copied_3d(copy, __func__, CALLER))
+API_ASYNC(cudaMemcpyPeer, (void* to, int, const void* from, int, size_t bytes),
+    copied(line(to, bytes), line(from, bytes), cudaMemcpyDeviceToDevice, __func__, CALLER))
+API_ASYNC(cudaMemset, (void* to, int value, size_t bytes), filled(line(to, bytes), value, __func__, CALLER))
+API_ASYNC(cudaMemset2D, (void* to, size_t pitch, int value, size_t width, size_t height),
+    filled({(char*)to, pitch, width, height}, value, __func__, CALLER))
 cudaError_t cudaMemset3D(cudaPitchedPtr to, int value, cudaExtent extent) {
     Call call;
     for (u64 z = 0; z < extent.depth; ++z) {
         Side slice{(char*)to.ptr + z * to.ysize * to.pitch, to.pitch, extent.width, extent.height};
-        if (cudaError_t error = filled(slice, value, "cudaMemset3D", CALLER)) return error;
+        if (cudaError_t error = filled(slice, value, __func__, CALLER)) return error;
     }
     return returned(cudaSuccess);
 }
 cudaError_t simt_copy_symbol(void* symbol, size_t size, void* memory, size_t bytes, size_t offset, cudaMemcpyKind kind,
-    bool to_symbol, bool) {
+    bool to_symbol) {
     Call call;
     const char* function = to_symbol ? "cudaMemcpyToSymbol" : "cudaMemcpyFromSymbol";
     if (!variables.empty() && !is_variable(symbol)) {
@@ -165,15 +124,12 @@ cudaError_t simt_copy_symbol(void* symbol, size_t size, void* memory, size_t byt
             offset, size);
         return returned(cudaErrorInvalidValue);
     }
-    char* at = (char*)symbol + offset;
-    if (to_symbol) return copied(line(at, bytes), line(memory, bytes), kind, function, CALLER);
-    return copied(line(memory, bytes), line(at, bytes), kind, function, CALLER);
+    Side variable = line((char*)symbol + offset, bytes), other = line(memory, bytes);
+    return copied(to_symbol ? variable : other, to_symbol ? other : variable, kind, function, CALLER);
 }
 cudaError_t simt_symbol_address(void** address, void* symbol, size_t) {
     Call call;
-    if (!address) return returned(cudaErrorInvalidValue);
     if (!variables.empty() && !is_variable(symbol)) return returned(cudaErrorInvalidSymbol);
-    *address = symbol;
-    return returned(cudaSuccess);
+    return stored(address, symbol);
 }
 }

@@ -32,22 +32,9 @@ static std::map<cudaDeviceAttr, int> attributes_of_device() {
 static cudaError_t of_device(int device) { return returned(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
 
 extern "C" {
-cudaError_t cudaGetDeviceCount(int* count) {
-    Call call;
-    if (!count) return returned(cudaErrorInvalidValue);
-    *count = 1;
-    return returned(cudaSuccess);
-}
-cudaError_t cudaGetDevice(int* device) {
-    Call call;
-    if (!device) return returned(cudaErrorInvalidValue);
-    *device = 0;
-    return returned(cudaSuccess);
-}
-cudaError_t cudaSetDevice(int device) {
-    Call call;
-    return of_device(device);
-}
+API(cudaGetDeviceCount, (int* count), stored(count, 1))
+API(cudaGetDevice, (int* device), stored(device, 0))
+API(cudaSetDevice, (int device), of_device(device))
 cudaError_t cudaChooseDevice(int* device, const simt_device_properties*) { return cudaGetDevice(device); }
 cudaError_t cudaGetDeviceProperties(simt_device_properties* p, int device) {
     Call call;
@@ -78,10 +65,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     *value = found == known.end() ? 0 : found->second;
     return of_device(device);
 }
-cudaError_t cudaDeviceSynchronize() {
-    Call call;
-    return returned(cudaSuccess);
-}
+API(cudaDeviceSynchronize, (), returned(cudaSuccess))
 cudaError_t cudaThreadSynchronize() { return cudaDeviceSynchronize(); }
 // It frees all memory of the device, as the end of the program does.
 cudaError_t cudaDeviceReset() {
@@ -94,20 +78,11 @@ cudaError_t cudaDeviceReset() {
 }
 cudaError_t cudaThreadExit() { return cudaDeviceReset(); }
 cudaError_t cudaSetDeviceFlags(unsigned) { return returned(cudaSuccess); }
-cudaError_t cudaGetDeviceFlags(unsigned* flags) {
-    if (flags) *flags = cudaDeviceMapHost;
-    return returned(flags ? cudaSuccess : cudaErrorInvalidValue);
-}
+API(cudaGetDeviceFlags, (unsigned* flags), stored(flags, (unsigned)cudaDeviceMapHost))
 cudaError_t cudaDeviceSetCacheConfig(cudaFuncCache) { return returned(cudaSuccess); }
-cudaError_t cudaDeviceGetCacheConfig(cudaFuncCache* config) {
-    if (config) *config = cudaFuncCachePreferNone;
-    return returned(config ? cudaSuccess : cudaErrorInvalidValue);
-}
+API(cudaDeviceGetCacheConfig, (cudaFuncCache* config), stored(config, cudaFuncCachePreferNone))
 cudaError_t cudaDeviceSetSharedMemConfig(cudaSharedMemConfig) { return returned(cudaSuccess); }
-cudaError_t cudaDeviceGetSharedMemConfig(cudaSharedMemConfig* config) {
-    if (config) *config = cudaSharedMemBankSizeFourByte;
-    return returned(config ? cudaSuccess : cudaErrorInvalidValue);
-}
+API(cudaDeviceGetSharedMemConfig, (cudaSharedMemConfig* config), stored(config, cudaSharedMemBankSizeFourByte))
 static std::map<cudaLimit, size_t> limits{{cudaLimitStackSize, 1024}, {cudaLimitPrintfFifoSize, 1 << 20},
     {cudaLimitMallocHeapSize, 8 << 20}};
 cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
@@ -117,9 +92,8 @@ cudaError_t cudaDeviceSetLimit(cudaLimit limit, size_t value) {
 }
 cudaError_t cudaDeviceGetLimit(size_t* value, cudaLimit limit) {
     Call call;
-    if (!value || !limits.count(limit)) return returned(value ? cudaErrorUnsupportedLimit : cudaErrorInvalidValue);
-    *value = limits[limit];
-    return returned(cudaSuccess);
+    if (value && !limits.count(limit)) return returned(cudaErrorUnsupportedLimit);
+    return stored(value, limits[limit]);
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int) {
     Call call;
@@ -133,10 +107,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
     if (id && length > 0) snprintf(id, (size_t)length, "0000:00:00.0");
     return of_device(device);
 }
-cudaError_t cudaRuntimeGetVersion(int* version) {
-    if (version) *version = VERSION;
-    return returned(version ? cudaSuccess : cudaErrorInvalidValue);
-}
+API(cudaRuntimeGetVersion, (int* version), stored(version, VERSION))
 cudaError_t cudaDriverGetVersion(int* version) { return cudaRuntimeGetVersion(version); }
 cudaError_t cudaProfilerStart() { return returned(cudaSuccess); }
 cudaError_t cudaProfilerStop() { return returned(cudaSuccess); }

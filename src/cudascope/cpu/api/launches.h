@@ -74,16 +74,12 @@ void simt_launch_configured(const simt::KernelRow* row, void** arguments) {
     configured.pop_back();
     launched(row, c, arguments, false, CALLER);
 }
-cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t) {
-    Call call;
-    return launched(kernel, {grid, block, shared_bytes, nullptr, 0}, arguments, false, CALLER);
-}
-cudaError_t cudaLaunchCooperativeKernel(
-    const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t) {
-    Call call;
-    return launched(kernel, {grid, block, shared_bytes, nullptr, 0}, arguments, true, CALLER);
-}
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
+API(cudaLaunchKernel, (simt::Function kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t),
+    launched(kernel.address, {grid, block, shared_bytes, nullptr, 0}, arguments, false, CALLER))
+API(cudaLaunchCooperativeKernel,
+    (simt::Function kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t),
+    launched(kernel.address, {grid, block, shared_bytes, nullptr, 0}, arguments, true, CALLER))
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, simt::Function kernel, void** arguments) {
     Call call;
     if (!config) return returned(cudaErrorInvalidValue);
     bool is_cooperative = false;
@@ -93,32 +89,32 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* ke
         if (each.id == cudaLaunchAttributeClusterDimension) return returned(cudaErrorNotSupported);
     }
     Configuration c{config->gridDim, config->blockDim, config->dynamicSmemBytes, nullptr, 0};
-    return launched(kernel, c, arguments, is_cooperative, CALLER);
+    return launched(kernel.address, c, arguments, is_cooperative, CALLER);
 }
-cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
+cudaError_t cudaFuncSetAttribute(simt::Function function, cudaFuncAttribute attribute, int value) {
     Call call;
-    if (!kernel_of(function)) return returned(cudaErrorInvalidDeviceFunction);
+    if (!kernel_of(function.address)) return returned(cudaErrorInvalidDeviceFunction);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return returned(cudaSuccess);
     if (value < 0 || (u64)value > MOST_SHARED) return returned(cudaErrorInvalidValue);
-    kernels()[function].most_shared = (u64)value;
+    kernels()[function.address].most_shared = (u64)value;
     return returned(cudaSuccess);
 }
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, simt::Function function) {
     Call call;
-    const simt::KernelRow* kernel = kernel_of(function);
+    const simt::KernelRow* kernel = kernel_of(function.address);
     if (!attributes || !kernel) return returned(cudaErrorInvalidDeviceFunction);
     memset((void*)attributes, 0, sizeof(*attributes));
     int shared_bytes = 0, most_threads = 1024;
     callbacks.kernel_attributes(kernel, &shared_bytes, &most_threads);
     attributes->sharedSizeBytes = (size_t)shared_bytes, attributes->maxThreadsPerBlock = most_threads;
     attributes->numRegs = 32, attributes->ptxVersion = attributes->binaryVersion = 90;
-    u64 most = kernels()[function].most_shared;
+    u64 most = kernels()[function.address].most_shared;
     attributes->maxDynamicSharedSizeBytes = (int)(most ? most : FREE_SHARED - attributes->sharedSizeBytes);
     return returned(cudaSuccess);
 }
-cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return returned(cudaSuccess); }
-cudaError_t cudaFuncSetSharedMemConfig(const void*, cudaSharedMemConfig) { return returned(cudaSuccess); }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads, size_t shared_bytes) {
+cudaError_t cudaFuncSetCacheConfig(simt::Function, cudaFuncCache) { return returned(cudaSuccess); }
+cudaError_t cudaFuncSetSharedMemConfig(simt::Function, cudaSharedMemConfig) { return returned(cudaSuccess); }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, simt::Function function, int threads, size_t shared_bytes) {
     Call call;
     cudaFuncAttributes attributes;
     if (!blocks || threads < 1) return returned(cudaErrorInvalidValue);
@@ -130,7 +126,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
     return returned(cudaSuccess);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* blocks, const void* function, int threads, size_t shared_bytes, unsigned) {
+    int* blocks, simt::Function function, int threads, size_t shared_bytes, unsigned) {
     return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared_bytes);
 }
 }

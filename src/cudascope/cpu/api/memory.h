@@ -43,7 +43,6 @@ static AllocationRow* near(const void* p) {
 static bool is_inside(const AllocationRow* a, const void* p, u64 bytes) {
     return a && (u64)p >= a->start && (u64)p + bytes <= a->start + a->bytes;
 }
-static bool is_of_device(const AllocationRow* a) { return a && (a->kind == DEVICE || a->kind == MANAGED); }
 
 static void mark(const void* p, u64 bytes) { marks.push_back({(u64)p, bytes}); }
 
@@ -96,11 +95,11 @@ static void open_memory(bool open) {
     if (num_open != (open ? 1 : 0)) return;
     for (auto& [start, a] : allocations)
         if (a.kind == DEVICE && !a.freed) {
-            protect(a, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+            int protection = open ? PROT_READ | PROT_WRITE : PROT_NONE;
+            protect(a, protection);
             if (!is_checked) continue;
-            int around = open ? PROT_READ | PROT_WRITE : PROT_NONE;
-            mprotect((void*)(begin_of(a) - GAP), GAP, around);
-            mprotect((void*)(begin_of(a) + length_of(a)), GAP, around);
+            mprotect((void*)(begin_of(a) - GAP), GAP, protection);
+            mprotect((void*)(begin_of(a) + length_of(a)), GAP, protection);
         }
 }
 struct Open {
@@ -109,14 +108,7 @@ struct Open {
 };
 
 extern "C" {
-cudaError_t cudaMalloc(void** pointer, size_t bytes) {
-    Call call;
-    return allocate(pointer, bytes, DEVICE, CALLER);
-}
-cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
-    Call call;
-    return allocate(pointer, bytes, DEVICE, CALLER);
-}
+API_ASYNC(cudaMalloc, (void** pointer, size_t bytes), allocate(pointer, bytes, DEVICE, CALLER))
 cudaError_t cudaMallocPitch(void** pointer, size_t* pitch, size_t width, size_t height) {
     Call call;
     if (!pitch) return returned(cudaErrorInvalidValue);
@@ -129,18 +121,10 @@ cudaError_t cudaMalloc3D(cudaPitchedPtr* pointer, cudaExtent extent) {
     pointer->pitch = rounded(extent.width, 512), pointer->xsize = extent.width, pointer->ysize = extent.height;
     return allocate(&pointer->ptr, pointer->pitch * extent.height * extent.depth, DEVICE, CALLER);
 }
-cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned) {
-    Call call;
-    return bytes ? allocate(pointer, bytes, MANAGED, CALLER) : returned(cudaErrorInvalidValue);
-}
-cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
-    Call call;
-    return allocate(pointer, bytes, PINNED, CALLER);
-}
-cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
-    Call call;
-    return allocate(pointer, bytes, PINNED, CALLER);
-}
+API(cudaMallocManaged, (void** pointer, size_t bytes, unsigned),
+    bytes ? allocate(pointer, bytes, MANAGED, CALLER) : returned(cudaErrorInvalidValue))
+API(cudaMallocHost, (void** pointer, size_t bytes), allocate(pointer, bytes, PINNED, CALLER))
+API(cudaHostAlloc, (void** pointer, size_t bytes, unsigned), allocate(pointer, bytes, PINNED, CALLER))
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
     Call call;
     if (!pointer || !bytes) return returned(cudaErrorInvalidValue);
@@ -171,18 +155,8 @@ cudaError_t cudaHostGetFlags(unsigned* flags, void* host) {
     *flags = cudaHostAllocMapped;
     return returned(cudaSuccess);
 }
-cudaError_t cudaFree(void* pointer) {
-    Call call;
-    return free_memory(pointer, false, CALLER);
-}
-cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
-    Call call;
-    return free_memory(pointer, false, CALLER);
-}
-cudaError_t cudaFreeHost(void* pointer) {
-    Call call;
-    return free_memory(pointer, true, CALLER);
-}
+API_ASYNC(cudaFree, (void* pointer), free_memory(pointer, false, CALLER))
+API(cudaFreeHost, (void* pointer), free_memory(pointer, true, CALLER))
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     Call call;
     if (free) *free = TOTAL_BYTES - device_bytes;

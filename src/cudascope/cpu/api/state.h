@@ -14,7 +14,7 @@ using u8 = uint8_t;
 using u32 = uint32_t;
 using u64 = uint64_t;
 
-// cpu/program_abi.py has the same structures.
+// cpu/abi.py reads these structures, so the declarations stay plain.
 struct AllocationRow {
     u64 start, bytes, site, freed;  // site: of the call that made it; freed: of the call that freed it, 0: it is live
     u32 kind, granule, number, is_pending;
@@ -45,8 +45,6 @@ static std::recursive_mutex api_lock;     // a host function of a stream calls t
 
 #define CALLER ((u64)__builtin_return_address(0))
 
-// ---------------------------------------------------------------------------------------------- errors
-
 static thread_local cudaError_t last_error = cudaSuccess;
 static cudaError_t sticky = cudaSuccess;  // a kernel has failed: nothing works any more, as on a GPU
 
@@ -70,6 +68,23 @@ struct Call {
         if (progress) progress[0]++;
     }
 };
+// A function of the API that returns one expression.
+#define API(name, parameters, ...)                                                                       \
+    cudaError_t name parameters {                                                                        \
+        Call call;                                                                                       \
+        return __VA_ARGS__;                                                                              \
+    }
+// With its asynchronous twin, which does the same: all is done when a call returns.
+#define WITH_STREAM(...) (__VA_ARGS__, cudaStream_t)
+#define API_ASYNC(name, parameters, ...) \
+    API(name, parameters, __VA_ARGS__) API(name##Async, WITH_STREAM parameters, __VA_ARGS__)
+
+// Store what the caller asks for.
+template <class T>
+static cudaError_t stored(T* place, T value) {
+    if (place) *place = value;
+    return returned(place ? cudaSuccess : cudaErrorInvalidValue);
+}
 
 struct ErrorText { int code; const char *name, *text; };
 #define ERROR(name, text) {name, #name, text}
@@ -116,10 +131,7 @@ cudaError_t cudaGetLastError() {
     last_error = sticky;
     return error;
 }
-cudaError_t cudaPeekAtLastError() {
-    Call call;
-    return last_error;
-}
+API(cudaPeekAtLastError, (), last_error)
 const char* cudaGetErrorName(cudaError_t error) {
     const ErrorText* found = text_of(error);
     return found ? found->name : "unrecognized error code";

@@ -14,7 +14,9 @@ static std::set<void*> streams, events;
 
 static bool is_stream(cudaStream_t s) { return (u64)s <= 2 || streams.count(s); }  // 0 to 2 are the default streams
 static cudaError_t checked(cudaStream_t s) { return returned(is_stream(s) ? cudaSuccess : cudaErrorInvalidResourceHandle); }
+static Stream options_of(cudaStream_t s) { return streams.count(s) ? *(Stream*)s : Stream{0, 0}; }
 static Event* event_of(cudaEvent_t event) { return events.count(event) ? (Event*)event : nullptr; }
+static cudaError_t checked(cudaEvent_t e) { return returned(event_of(e) ? cudaSuccess : cudaErrorInvalidResourceHandle); }
 
 static cudaError_t created(cudaStream_t* stream, unsigned flags, int priority) {
     if (!stream) return returned(cudaErrorInvalidValue);
@@ -24,36 +26,21 @@ static cudaError_t created(cudaStream_t* stream, unsigned flags, int priority) {
 }
 
 extern "C" {
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-    Call call;
-    return created(stream, 0, 0);
-}
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-    Call call;
-    return created(stream, flags, 0);
-}
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-    Call call;
-    return created(stream, flags, std::max(-5, std::min(priority, 0)));
-}
+API(cudaStreamCreate, (cudaStream_t* stream), created(stream, 0, 0))
+API(cudaStreamCreateWithFlags, (cudaStream_t* stream, unsigned flags), created(stream, flags, 0))
+API(cudaStreamCreateWithPriority, (cudaStream_t* stream, unsigned flags, int priority),
+    created(stream, flags, std::max(-5, std::min(priority, 0))))
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     Call call;
     if (!streams.erase(stream)) return returned(cudaErrorInvalidResourceHandle);
     delete (Stream*)stream;
     return returned(cudaSuccess);
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    Call call;
-    return checked(stream);
-}
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    Call call;
-    return checked(stream);
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    Call call;
-    return event_of(event) ? checked(stream) : returned(cudaErrorInvalidResourceHandle);
-}
+API(cudaStreamSynchronize, (cudaStream_t stream), checked(stream))
+API(cudaStreamQuery, (cudaStream_t stream), checked(stream))
+API(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned),
+    event_of(event) ? checked(stream) : returned(cudaErrorInvalidResourceHandle))
+API(cudaStreamAttachMemAsync, (cudaStream_t stream, void*, size_t, unsigned), checked(stream))
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned) {
     Call call;
     if (!callback || !is_stream(stream)) return returned(cudaErrorInvalidResourceHandle);
@@ -66,22 +53,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     function(data);
     return returned(cudaSuccess);
 }
-cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void*, size_t, unsigned) {
-    Call call;
-    return checked(stream);
-}
-cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
-    Call call;
-    if (!flags || !is_stream(stream)) return returned(cudaErrorInvalidValue);
-    *flags = streams.count(stream) ? ((Stream*)stream)->flags : 0;
-    return returned(cudaSuccess);
-}
-cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
-    Call call;
-    if (!priority || !is_stream(stream)) return returned(cudaErrorInvalidValue);
-    *priority = streams.count(stream) ? ((Stream*)stream)->priority : 0;
-    return returned(cudaSuccess);
-}
+API(cudaStreamGetFlags, (cudaStream_t stream, unsigned* flags),
+    is_stream(stream) ? stored(flags, options_of(stream).flags) : returned(cudaErrorInvalidValue))
+API(cudaStreamGetPriority, (cudaStream_t stream, int* priority),
+    is_stream(stream) ? stored(priority, options_of(stream).priority) : returned(cudaErrorInvalidValue))
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     Call call;
     if (least) *least = 0;
@@ -106,14 +81,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return returned(cudaSuccess);
 }
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) { return cudaEventRecord(event, stream); }
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    Call call;
-    return returned(event_of(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    Call call;
-    return returned(event_of(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
-}
+API(cudaEventSynchronize, (cudaEvent_t event), checked(event))
+API(cudaEventQuery, (cudaEvent_t event), checked(event))
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
     Call call;
     Event *a = event_of(start), *b = event_of(end);

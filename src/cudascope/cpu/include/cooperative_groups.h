@@ -47,8 +47,6 @@ SIMT_INLINE unsigned lanes_of_warp() {  // the last warp may have fewer than 32
 }
 }  // namespace impl
 
-// ---------------------------------------------------------------------------------------------- groups of any kind
-
 class thread_group {
 protected:
     unsigned mask;  // of lanes; 0: the whole thread block
@@ -115,8 +113,6 @@ public:
     }
 };
 __forceinline__ grid_group this_grid() { return {}; }
-
-// ---------------------------------------------------------------------------------------------- parts of a warp
 
 namespace impl {
 class lanes : public thread_group {
@@ -247,8 +243,6 @@ __forceinline__ coalesced_group binary_partition(const Parent& parent, bool labe
     unsigned yes = __ballot_sync(parent.get_mask(), label), all = parent.get_mask();
     return coalesced_group(label ? yes : all & ~yes, label, 2);
 }
-
-// ---------------------------------------------------------------------------------------------- functions of a group
 
 template <class Group>
 __forceinline__ void sync(const Group& group, int line = __builtin_LINE()) {

@@ -31,8 +31,6 @@ SIMT_INLINE float __float_to_tf32(float x) {  // 10 bits of fraction; ties go aw
     return (bits & 0x7f800000u) == 0x7f800000u ? x : __uint_as_float((bits + 0x1000u) & ~0x1fffu);
 }
 
-// ---------------------------------------------------------------------------------------------- fragments
-
 namespace impl {
 template <class T, class Other>
 constexpr bool is = std::is_same<T, Other>::value;
@@ -173,13 +171,7 @@ SIMT_UNSEEN auto number(stored<T> x) {
 }
 
 template <class D, class A, class B, class C>
-struct Product {
-    D* d;
-    const A* a;
-    const B* b;
-    const C* c;
-    bool saturate;
-};
+struct Product { D* d; const A* a; const B* b; const C* c; bool saturate; };
 
 template <int m, int n, int k, class T, class To, class From, class D, class A, class B, class C>
 SIMT_UNSEEN void multiply(void** lanes) {
@@ -208,8 +200,6 @@ SIMT_UNSEEN void multiply(void** lanes) {
     });
 }
 }  // namespace impl
-
-// ---------------------------------------------------------------------------------------------- what a warp does
 
 template <class Use, int m, int n, int k, class T, class Layout, class Value>
 SIMT_INLINE void fill_fragment(fragment<Use, m, n, k, T, Layout>& f, const Value& value) {

@@ -16,8 +16,6 @@
 #include "simt/warp.h"
 #include "simt/words.h"
 
-// ---------------------------------------------------------------------------------------------- how a launch gets in
-
 namespace simt {
 template <class... P, size_t... I>
 SIMT_UNSEEN void call(void (*kernel)(P...), void** arguments, std::index_sequence<I...>) {

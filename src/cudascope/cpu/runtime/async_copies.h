@@ -64,7 +64,7 @@ void abandon_copies(Worker& w) {
         const Copy first = me.copies.front();
         for (const Copy& c : me.copies) touch_down(w, me, c);
         Place place = place_of(*w.job, *w.block, first.to);
-        raise_error(w, access_error(w, COPY_PENDING, first.site, first.to, first.bytes, WRITE, place));
+        raise_error(w, access_error(w, PENDING_COPY, first.site, first.to, first.bytes, WRITE, place));
     }
     me.copies.clear();
 }

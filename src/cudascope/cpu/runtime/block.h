@@ -247,7 +247,7 @@ struct Job {
     std::atomic<u64> next{0};
     u32 at(u64 rank) const { return order.empty() ? (u32)rank : order[rank]; }
     std::atomic<bool> failed{false};
-    std::atomic<u32> stop{NOTHING};  // HANGING or INTERRUPTED: end as soon as can be
+    std::atomic<u32> stop{NOTHING};  // HANG or INTERRUPTED: end as soon as can be
     std::atomic<u64> last_milestone{0};  // when a thread last started, ended or passed a barrier, in nanoseconds
     std::atomic<u64> last_end{0};  // when a thread last started or ended
     void* python = nullptr;  // the caller's state of Python, while the launch has let go of its lock
@@ -428,12 +428,18 @@ static void wait(Worker& w, State state, void* site) {
     go_to_scheduler(w);
 }
 
+// This thread comes in `state` to where it may have to wait.
+static Thread& arrive(Worker& w, State state, Collective collective, int line, void* site) {
+    Thread& me = *w.current;
+    me.collective = collective, me.mask = 0, me.line = line;
+    me.state = state, me.site = site;
+    leave_ready(w, *w.block, me);
+    return me;
+}
+
 // Wait in `state`, at a barrier that a kernel makes itself or that has a number.
 static void wait_apart(Worker& w, State state, Collective collective, void* site) {
-    Thread& me = *w.current;
-    me.collective = collective, me.mask = 0, me.line = 0;
-    me.state = state;
-    leave_ready(w, *w.block, me);
+    arrive(w, state, collective, 0, site);
     wait(w, state, site);
 }
 

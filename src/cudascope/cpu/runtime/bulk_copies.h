@@ -141,23 +141,16 @@ static bool is_waited_for(const Block& b, const void* at) {
         [&](const Thread& t) { return t.state == AT_PHASE && t.payload == at; });
 }
 
-static Phases& mbarrier_at(Worker& w, void* at, void* site) {
-    barrier_accessed(at, site);
-    return phases_at(w, at, site);
-}
-
 extern "C" {
 void simt_mbarrier_invalidate(void* at) {
-    Phases& p = mbarrier_at(*worker, at, CALLER);
+    Phases& p = barrier_at(*worker, at, CALLER);
     if (!p.bulk.empty()) raise_argument(*worker, CALLER, "invalidates an mbarrier for which a bulk copy is under way");
     worker->block->phases.erase((u64)at);
 }
-void simt_mbarrier_expect(void* at, u32 bytes) {
-    mbarrier_at(*worker, at, CALLER).bytes += bytes;
-}
+void simt_mbarrier_expect(void* at, u32 bytes) { barrier_at(*worker, at, CALLER).bytes += bytes; }
 u64 simt_mbarrier_arrive(void* at, u32 arrivals) {
     Worker& w = *worker;
-    Phases& p = mbarrier_at(w, at, CALLER);
+    Phases& p = barrier_at(w, at, CALLER);
     if (!p.pending) try_end_phase(w, at, p);
     if (arrivals > p.pending)
         raise_argument(w, CALLER, "arrives %u times at an mbarrier at which %u more are expected", arrivals, p.pending);
@@ -174,7 +167,7 @@ u64 simt_mbarrier_arrive(void* at, u32 arrivals) {
 bool simt_mbarrier_ended(void* at, u32 parity, bool waits) {
     Worker& w = *worker;
     Thread& me = *w.current;
-    Phases* p = &mbarrier_at(w, at, CALLER);
+    Phases* p = &barrier_at(w, at, CALLER);
     auto ended = [&] { return (p->number & 1) != parity || try_end_phase(w, at, *p); };
     if (waits && w.job->launch.shuffled) waits = w.block->random() % 4;
     if (waits && !ended()) {
@@ -196,7 +189,7 @@ bool simt_mbarrier_ended(void* at, u32 parity, bool waits) {
 void simt_bulk_load(const simt::BulkCopy* copy, void* at) {
     Worker& w = *worker;
     Bulk c = checked_bulk(w, *copy, CALLER);
-    Phases& p = mbarrier_at(w, at, CALLER);
+    Phases& p = barrier_at(w, at, CALLER);
     if (!p.pending && p.bulk.empty() == false) try_end_phase(w, at, p);
     begin_bulk(w, c);
     release(w, p);
@@ -241,7 +234,7 @@ void abandon_bulk_stores(Worker& w) {
     Bulk first = stores.front();
     if (w.job->launch.mode == CHECK) {
         for (const Bulk& c : stores) let_go(w, c);
-        raise_error(w, access_error(w, COPY_PENDING, first.site, first.shared, 16, READ, place_of(*w.job, *w.block, first.shared)));
+        raise_error(w, access_error(w, PENDING_COPY, first.site, first.shared, 16, READ, place_of(*w.job, *w.block, first.shared)));
     }
     stores.clear();
 }

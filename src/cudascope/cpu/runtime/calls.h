@@ -80,7 +80,7 @@ static void stop(FindingKind finding, const char* message, void* site) {
     raise_error(*worker, e);
     __builtin_unreachable();
 }
-void simt_fail(const char* message) { stop(FAILED, message, CALLER); }
+void simt_fail(const char* message) { stop(ASSERTION, message, CALLER); }
 void simt_lacks(const char* message) { stop(NOT_SUPPORTED, message, CALLER); }
 
 // -fsanitize=shift-exponent calls it where an amount is too large, in the few shifts that translate/shifts.py cannot change.
@@ -126,7 +126,7 @@ void* simt_malloc(size_t bytes) {
 void simt_free_memory(void* p) {
     if (!is_in_heap(p) && (!worker || !p)) return free(p);
     if ((!is_in_heap(p) || !deallocate(p)) && worker)
-        stop(FAILED, "free() of memory that malloc() has not returned, or that was freed before", CALLER);
+        stop(ASSERTION, "free() of memory that malloc() has not returned, or that was freed before", CALLER);
     if (!worker || worker->job->launch.mode == PLAIN) return;
     if (auto node = worker->job->heap.extract((u64)p)) worker->job->freed[node.key()] = node.mapped();
 }

@@ -192,10 +192,10 @@ static void check_cells(Worker& w, Shadow& shadow, Place place, const Announced&
             for (Stamp* stamp : {&cell.write, &cell.read[0], &cell.read[1]})
                 if (stamp->block != mine.block) *stamp = Stamp{};  // what another thread block left
             if (i == unwritten && !b.unwritten_read.finding)
-                b.unwritten_read = access_error(w, UNINITIALISED_SHARED, a.site, a.p, a.bytes, access, at);
+                b.unwritten_read = access_error(w, UNINITIALISED, a.site, a.p, a.bytes, access, at);
         }
         if (expect_written && access != WRITE && !written[i]) {
-            raise_error(w, access_error(w, UNINITIALISED_GLOBAL, a.site, a.p, a.bytes, access, at));
+            raise_error(w, access_error(w, UNWRITTEN_OUTPUT, a.site, a.p, a.bytes, access, at));
             expect_written = false;
         }
         auto before_me = [&](const Stamp& s) { return happened_before(*w.job, b, s, me); };
@@ -361,7 +361,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
         bool outside = place.region < 0 || (u64)place.offset + a.bytes > job.launch.shared[place.region].bytes;
         if (outside) {
             if (place.region < 0) place = nearest_array(job, b, a.p);
-            return reject(w, OUTSIDE_SHARED, a, place);
+            return reject(w, OUT_OF_SHARED_BOUNDS, a, place);
         }
         check_alignment(w, a, alignment, place);
         check_cells(w, b.shared, place, a, false, nullptr);
@@ -389,7 +389,7 @@ static void check(Worker& w, const Announced& a, u32 alignment) {
                 if (a.access == READ && a.p == w.current->reported) return;  // the sanitizer has just told of it
             }
         }
-        return reject(w, OUTSIDE_GLOBAL, a, place);
+        return reject(w, OUT_OF_BOUNDS, a, place);
     }
     if (!is_flag || a.access == READ) return;
     write_flag(w, a.p);

@@ -5,8 +5,6 @@
 
 #include "order.h"
 
-// ---------------------------------------------------------------------------------------------- barrier
-
 // Whether a thread that has left the kernel has gone round the barrier in this line, and did not return before it. The
 // kernel's own lines from `body` to before `returned` come before its `return`, and no loop leads back to them.
 static bool went_round(const Job& job, const Thread& gone, u32 line) {
@@ -20,7 +18,7 @@ static void check_barrier(Worker& w, Block& b) {
         for (u32 i = w.job->num_threads; i--;) (b.threads[i].state == GONE ? gone : waiting) = &b.threads[i];
         for (const Thread& t : b.threads)
             if (!round && t.state == GONE && went_round(*w.job, t, (u32)waiting->line)) gone = round = &t;
-        Error e = new_error(w, round ? BARRIER_NOT_REACHED : LEFT_BEFORE_BARRIER, waiting->site);
+        Error e = new_error(w, round ? BARRIER_IN_A_BRANCH : LEFT_BEFORE_BARRIER, waiting->site);
         e.thread = gone->index, e.other_thread = waiting->index;
         e.num_waiters = b.live;
         raise_error(w, e);
@@ -30,7 +28,7 @@ static void check_barrier(Worker& w, Block& b) {
         if (t.state == GONE) continue;
         if (!first) first = &t;
         if (t.line == first->line) continue;
-        Error e = new_error(w, BARRIERS_DIFFER, t.site);
+        Error e = new_error(w, DIFFERENT_BARRIERS, t.site);
         e.thread = t.index, e.other_thread = first->index, e.other_site = (u64)first->site, e.other_block = b.index;
         return raise_error(w, e);
     }
@@ -91,12 +89,9 @@ void leave_ready(Worker& w, Block& b, Thread& t) {
 extern "C" int simt_barrier(bool predicate, int line) {
     Worker& w = *worker;
     Block& b = *w.block;
-    Thread& me = *w.current;
-    me.collective = SYNCTHREADS, me.mask = 0, me.line = line, me.passed = (u32)line;
     b.barrier_total += predicate;
-    me.state = AT_BARRIER;
-    me.site = CALLER;
-    leave_ready(w, b, me);
+    Thread& me = arrive(w, AT_BARRIER, SYNCTHREADS, line, CALLER);
+    me.passed = (u32)line;
     if (++b.arrived == b.live) {
         count(w, me.site, BARRIER);
         complete_barrier(w, b);
@@ -106,8 +101,6 @@ extern "C" int simt_barrier(bool predicate, int line) {
     }
     return (int)me.value;
 }
-
-// ---------------------------------------------------------------------------------------------- grid barrier
 
 // A thread block that has ended never comes to the barrier of the grid at which others wait.
 static void raise_grid_never_complete(Worker& w) {
@@ -163,17 +156,11 @@ void arrive_at_grid(Worker& w, Block& b) {
 extern "C" void simt_grid_sync(int line) {
     Worker& w = *worker;
     Block& b = *w.block;
-    Thread& me = *w.current;
-    me.collective = SYNCGRID, me.mask = 0, me.line = line;
-    me.state = AT_GRID;
-    me.site = CALLER;
-    if (b.at_grid++ == 0) count(w, me.site, BARRIER);
-    leave_ready(w, b, me);
+    if (b.at_grid++ == 0) count(w, CALLER, BARRIER);
+    arrive(w, AT_GRID, SYNCGRID, line, CALLER);
     arrive_at_grid(w, b);
     wait(w, AT_GRID, CALLER);
 }
-
-// ---------------------------------------------------------------------------------------------- warp functions
 
 static bool needs_whole_warp(Collective collective) { return collective == PRODUCT || collective == MATRIX; }
 
@@ -211,13 +198,13 @@ static void check_in_step(Worker& w, Warp& own, Thread* lanes, u32 present, cons
         u32 mine = 1u << first.lane, theirs = 1u << lane;
         bool was_alone = (left & theirs & steps.without[first.lane]) && !(steps.without[lane] & mine);
         if (was_alone && other.collective == first.collective)
-            raise_apart(w, MASKS_DIFFER, first, {first.site, first.collective, first.mask, 0}, lane, other);
+            raise_apart(w, DIFFERENT_MASKS, first, {first.site, first.collective, first.mask, 0}, lane, other);
     }
     for (int i = 0; left && i < 2 && !steps.explained; ++i) {
         const Met &mine = steps.apart[i], &theirs = steps.apart[1 - i];
         u32 gone = theirs.lanes & left;
         if (gone && (mine.lanes & present) && steps.last[__builtin_ctz(gone)].site == first.site)
-            raise_apart(w, LANES_APART, first, mine, (u32)__builtin_ctz(gone), theirs);
+            raise_apart(w, WARP_FUNCTION_IN_A_BRANCH, first, mine, (u32)__builtin_ctz(gone), theirs);
     }
     if (in_one_place && present == here) steps.apart[0] = steps.apart[1] = {};
     bool are_new = !in_one_place && !steps.apart[0].site;

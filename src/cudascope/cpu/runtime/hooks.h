@@ -38,7 +38,7 @@ static void take_turns(Worker& w, Access access, void* site) {
     Thread& me = *w.current;
     if (me.state != READY) return;  // the last lane of a meeting works with what the others have brought
     const char* own = w.block->stacks.start + me.id * STACK;
-    FindingKind finding = a.p < own || a.p >= own + STACK ? LOCAL_OF_ANOTHER : a.p < stack ? LOCAL_GONE : NOTHING;
+    FindingKind finding = a.p < own || a.p >= own + STACK ? LOCAL_OF_ANOTHER_THREAD : a.p < stack ? LOCAL_GONE : NOTHING;
     // The compiler puts variables of 16 bytes at multiples of 16, and smaller ones anywhere, which tells nothing of a GPU.
     if (!finding && alignment == 16 && (u64)a.p % 16 && a.p != me.reported) finding = MISALIGNED;
     if (finding) raise_error(w, access_error(w, finding, a.site, a.p, a.bytes, a.access, {OTHER, -1, 0}));
@@ -81,26 +81,20 @@ static void range_accessed(const void* address, size_t bytes, Access access, voi
 }
 
 extern "C" {
-#define HOOKS(n)                                                                                                       \
-    void __tsan_read##n(void* p) { announce_at_once({(const char*)p, n, READ, false, false, CALLER}, n); }             \
-    void __tsan_write##n(void* p) { announce_at_once({(const char*)p, n, WRITE, false, false, CALLER}, n); }           \
-    void __tsan_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, n, true); }                                   \
-    void __tsan_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, n, true); }                                 \
-    void __tsan_unaligned_read##n(void* p) { accessed(p, n, READ, CALLER, 1); }                                        \
-    void __tsan_unaligned_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1); }                                      \
-    void __tsan_unaligned_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, 1, true); }                         \
-    void __tsan_unaligned_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1, true); }
-HOOKS(1) HOOKS(2) HOOKS(4) HOOKS(8)
 // There is one hook for 16 bytes, whether their type is aligned to 16 or to 8: the alignment sanitizer tells which.
 static u32 alignment_of_16(const void* p) {
     return worker && worker->current && worker->current->misaligned == p && p ? 16 : 8;
 }
-void __tsan_read16(void* p) { announce_at_once({(const char*)p, 16, READ, false, false, CALLER}, alignment_of_16(p)); }
-void __tsan_write16(void* p) { announce_at_once({(const char*)p, 16, WRITE, false, false, CALLER}, alignment_of_16(p)); }
-void __tsan_volatile_read16(void* p) { accessed(p, 16, READ, CALLER, alignment_of_16(p), true); }
-void __tsan_volatile_write16(void* p) { accessed(p, 16, WRITE, CALLER, alignment_of_16(p), true); }
-void __tsan_unaligned_read16(void* p) { accessed(p, 16, READ, CALLER, 1); }
-void __tsan_unaligned_write16(void* p) { accessed(p, 16, WRITE, CALLER, 1); }
+#define HOOKS(n, alignment)                                                                                            \
+    void __tsan_read##n(void* p) { announce_at_once({(const char*)p, n, READ, false, false, CALLER}, alignment); }     \
+    void __tsan_write##n(void* p) { announce_at_once({(const char*)p, n, WRITE, false, false, CALLER}, alignment); }   \
+    void __tsan_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, alignment, true); }                           \
+    void __tsan_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, alignment, true); }                         \
+    void __tsan_unaligned_read##n(void* p) { accessed(p, n, READ, CALLER, 1); }                                        \
+    void __tsan_unaligned_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1); }                                      \
+    void __tsan_unaligned_volatile_read##n(void* p) { accessed(p, n, READ, CALLER, 1, true); }                         \
+    void __tsan_unaligned_volatile_write##n(void* p) { accessed(p, n, WRITE, CALLER, 1, true); }
+HOOKS(1, 1) HOOKS(2, 2) HOOKS(4, 4) HOOKS(8, 8) HOOKS(16, alignment_of_16(p))
 void __tsan_read_range(void* p, size_t bytes) { range_accessed(p, bytes, READ, CALLER); }
 void __tsan_write_range(void* p, size_t bytes) { range_accessed(p, bytes, WRITE, CALLER); }
 // translate/assembly.py calls these functions where it knows the alignment of a struct.
@@ -143,13 +137,13 @@ void __ubsan_handle_type_mismatch_v1(const Mismatch* mismatch, void* p) {
         return;
     }
     if (is_local(*w.block, p))
-        return raise_error(w, access_error(w, OUTSIDE_LOCAL, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
+        return raise_error(w, access_error(w, OUT_OF_LOCAL_BOUNDS, CALLER, (char*)p, 1, access, {OTHER, -1, 0}));
     if (access == WRITE || is_shared(*w.block, p) || !in_module(*w.job, (char*)p)) return;  // its own hook follows
     Announced a{(char*)p, 1, READ, false, false, CALLER};  // g++ gives constants no hook
     Place place{GLOBAL, -1, (int64_t)p};
     if (!is_outside_of_objects(*w.job, a, place)) return;
     w.current->reported = p;
-    raise_error(w, access_error(w, OUTSIDE_GLOBAL, CALLER, (char*)p, a.bytes, READ, place));
+    raise_error(w, access_error(w, OUT_OF_BOUNDS, CALLER, (char*)p, a.bytes, READ, place));
 }
 
 void* simt_memcpy(void* to, const void* from, size_t bytes) {

@@ -73,7 +73,7 @@ static void on_fault(int number, siginfo_t* info, void* state) {
     bool is_sent = info->si_code == SI_USER;  // by somebody else
     if (copying && !is_sent) siglongjmp(*copying, 1);
     if (!w || is_sent) return pass_on(number, info, state);
-    w->fault = is_division(number, state) ? DIVIDED_BY_ZERO : is_trap(number) || number == SIGABRT ? STOPPED : FAULT;
+    w->fault = is_division(number, state) ? DIVISION_BY_ZERO : is_trap(number) || number == SIGABRT ? TRAP : FAULT;
     if (w->fault == FAULT && w->current) {
         char* stack = w->block->stacks.start + w->current->id * STACK;
         if (address >= stack - GUARD && address < stack + GUARD) w->fault = STACK_OVERFLOW;
@@ -131,7 +131,7 @@ static void on_tick(int number, siginfo_t* info, void* state) {
     if (since > LATE) job.last_milestone += since, job.last_end += since;
     u64 limit = job.launch.time_limit;
     bool hangs = time > job.last_milestone + limit || time > job.last_end + BARRIERS_ALONE * limit;
-    if (hangs && !job.stop) job.stop = HANGING;
+    if (hangs && !job.stop) job.stop = HANG;
     bool ask = time > w->asked_at + ASK;
     if (ask) w->asked_at = time;
     if (ask || job.stop) w->wanted = true;

@@ -20,6 +20,11 @@ static void barrier_accessed(void* at, void* site) {
     announce(a, 8);
 }
 
+static Phases& barrier_at(Worker& w, void* at, void* site) {
+    barrier_accessed(at, site);
+    return phases_at(w, at, site);
+}
+
 static void release(Worker& w, Phases& p) {
     if (w.job->launch.mode == CHECK) release_all(p.arriving, *w.block, *w.current);
 }
@@ -50,14 +55,14 @@ void check_landed(Worker& w, const Block& b) {
     for (const auto& [at, p] : b.phases)
         if (!p.bulk.empty() && w.job->launch.mode == CHECK) {
             const Bulk& c = p.bulk.front();
-            Error e = access_error(w, COPY_PENDING, c.site, c.shared, 16, WRITE, place_of(*w.job, b, c.shared));
+            Error e = access_error(w, PENDING_COPY, c.site, c.shared, 16, WRITE, place_of(*w.job, b, c.shared));
             e.thread = b.threads[c.thread].index;
             for (const Bulk& each : p.bulk) let_go(w, each);
             raise_error(w, e);
         } else if (!p.copies.empty() && w.job->launch.mode == CHECK) {
             const auto& [thread, copy] = p.copies.front();
             Place place = place_of(*w.job, b, copy.to);
-            Error e = access_error(w, COPY_PENDING, copy.site, copy.to, copy.bytes, WRITE, place);
+            Error e = access_error(w, PENDING_COPY, copy.site, copy.to, copy.bytes, WRITE, place);
             e.thread = thread->index;
             raise_error(w, e);
             for (const auto& [thread, copy] : p.copies) touch_down(w, *thread, copy);
@@ -75,8 +80,7 @@ void simt_phases_init(void* at, u32 expected) {
 }
 u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
     Worker& w = *worker;
-    barrier_accessed(at, CALLER);
-    Phases& p = phases_at(w, at, CALLER);
+    Phases& p = barrier_at(w, at, CALLER);
     if (arrivals > p.pending)
         raise_argument(w, CALLER, "arrives %u times at a barrier that expects %u more arrivals", arrivals, p.pending);
     release(w, p);
@@ -88,16 +92,13 @@ u64 simt_phases_arrive(void* at, u32 arrivals, u32 dropped) {
 }
 void simt_phases_wait(void* at, u64 number) {
     Worker& w = *worker;
-    Thread& me = *w.current;
-    barrier_accessed(at, CALLER);
-    Phases& p = phases_at(w, at, CALLER);
+    Phases& p = barrier_at(w, at, CALLER);
     while (p.number <= number) wait_for_phase(w, at, PHASE, CALLER);
-    if (w.job->launch.mode == CHECK) acquire(me.acquired, p.arrived);
+    if (w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
 }
 bool simt_phases_ended(void* at, u64 number) {
     Worker& w = *worker;
-    barrier_accessed(at, CALLER);
-    Phases& p = phases_at(w, at, CALLER);
+    Phases& p = barrier_at(w, at, CALLER);
     bool ended = p.number > number;
     if (ended && w.job->launch.mode == CHECK) acquire(w.current->acquired, p.arrived);
     if (!ended) w.polls++, let_others_run(w);

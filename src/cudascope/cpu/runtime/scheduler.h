@@ -58,7 +58,7 @@ Error waiting_error(Worker& w, FindingKind finding, const std::vector<Block*>& b
         for (Thread& t : b->threads) {
             if (t.state == GONE) continue;
             u32 k = 0, running = t.state == READY, line = running ? 0 : (u32)t.line;
-            bool polls = t.poll_site && (finding == SPINNING || (running && t.only_polls && t.site == t.poll_site));
+            bool polls = t.poll_site && (finding == SPIN || (running && t.only_polls && t.site == t.poll_site));
             if (!e.site || (polls && !e.address)) {
                 e.block = b->index, e.thread = t.index, e.site = (u64)(polls ? t.poll_site : t.site);
                 if (polls) {
@@ -217,7 +217,7 @@ static Block* next_block(Worker& w) {
         std::vector<Block*> blocks(w.waiting.begin(), w.waiting.end());
         bool somebody_runs = std::any_of(blocks.begin(), blocks.end(), [](Block* b) { return !b->ready.empty(); });
         w.block = nullptr;
-        Error e = waiting_error(w, somebody_runs ? SPINNING : DEADLOCK, blocks);
+        Error e = waiting_error(w, somebody_runs ? SPIN : DEADLOCK, blocks);
         if (full && job.next < job.num_blocks)
             snprintf(e.text, sizeof(e.text), ". %u thread blocks have not started: an H100 holds %u of this size at once",
                      job.num_blocks - (u32)job.next, job.launch.max_blocks);

@@ -14,8 +14,6 @@
 #include <type_traits>
 #endif
 
-// ---------------------------------------------------------------------------------------------- macros
-
 #define C10_HOST_DEVICE __host__ __device__
 #define C10_DEVICE __device__
 #define C10_HOST __host__
@@ -51,8 +49,6 @@
     int64_t _i_n_d_e_x = ((int64_t)blockIdx.x) * blockDim.x + threadIdx.x;                  \
     for (index_type i = _i_n_d_e_x; _i_n_d_e_x < (n); _i_n_d_e_x += blockDim.x * gridDim.x, i = _i_n_d_e_x)
 #define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)
-
-// ---------------------------------------------------------------------------------------------- numbers
 
 namespace c10 {
 #define CUDASCOPE_COMPUTED(T, sign)                                                                            \
@@ -168,8 +164,7 @@ struct __align__(2 * sizeof(T)) complex {
     __forceinline__ float min(const T& a, float b) { return ::min((float)a, b); }                       \
     __forceinline__ float max(float a, const T& b) { return ::max(a, (float)b); }                       \
     __forceinline__ float min(float a, const T& b) { return ::min(a, (float)b); }
-CUDASCOPE_LESSER(Half)
-CUDASCOPE_LESSER(BFloat16)
+CUDASCOPE_LESSER(Half) CUDASCOPE_LESSER(BFloat16)
 #undef CUDASCOPE_LESSER
 #endif
 
@@ -207,12 +202,13 @@ __host__ __device__ __forceinline__ double abs(double x) { return ::fabs(x); }
 
 #ifndef __CUDACC_RTC__
 namespace std {
-#define CUDASCOPE_LIMITS(T, MANTISSA, SMALLEST, LARGEST, LOWEST, EPSILON, INF, NAN_BITS)                     \
+#define CUDASCOPE_LIMITS(T, HAS_INF, MANTISSA, SMALLEST, LARGEST, LOWEST, EPSILON, INF, NAN_BITS)            \
     template <>                                                                                              \
     class numeric_limits<c10::T> : public numeric_limits<float> {                                            \
         using number = c10::T;                                                                               \
                                                                                                              \
     public:                                                                                                  \
+        static constexpr bool has_infinity = HAS_INF;                                                        \
         static constexpr int digits = MANTISSA;                                                              \
         static constexpr number min() { return {SMALLEST, number::from_bits()}; }                            \
         static constexpr number max() { return {LARGEST, number::from_bits()}; }                             \
@@ -221,23 +217,11 @@ namespace std {
         static constexpr number infinity() { return {INF, number::from_bits()}; }                            \
         static constexpr number quiet_NaN() { return {NAN_BITS, number::from_bits()}; }                      \
     };
-CUDASCOPE_LIMITS(Half, 11, 0x0400, 0x7bff, 0xfbff, 0x1400, 0x7c00, 0x7e00)
-CUDASCOPE_LIMITS(BFloat16, 8, 0x0080, 0x7f7f, 0xff7f, 0x3c00, 0x7f80, 0x7fc0)
-CUDASCOPE_LIMITS(Float8_e5m2, 3, 0x04, 0x7b, 0xfb, 0x34, 0x7c, 0x7f)
+CUDASCOPE_LIMITS(Half, true, 11, 0x0400, 0x7bff, 0xfbff, 0x1400, 0x7c00, 0x7e00)
+CUDASCOPE_LIMITS(BFloat16, true, 8, 0x0080, 0x7f7f, 0xff7f, 0x3c00, 0x7f80, 0x7fc0)
+CUDASCOPE_LIMITS(Float8_e5m2, true, 3, 0x04, 0x7b, 0xfb, 0x34, 0x7c, 0x7f)
+CUDASCOPE_LIMITS(Float8_e4m3fn, false, 4, 0x08, 0x7e, 0xfe, 0x20, 0x00, 0x7f)
 #undef CUDASCOPE_LIMITS
-template <>
-class numeric_limits<c10::Float8_e4m3fn> : public numeric_limits<float> {
-    using number = c10::Float8_e4m3fn;
-
-public:
-    static constexpr bool has_infinity = false;
-    static constexpr int digits = 4;
-    static constexpr number min() { return {0x08, number::from_bits()}; }
-    static constexpr number max() { return {0x7e, number::from_bits()}; }
-    static constexpr number lowest() { return {0xfe, number::from_bits()}; }
-    static constexpr number epsilon() { return {0x20, number::from_bits()}; }
-    static constexpr number quiet_NaN() { return {0x7f, number::from_bits()}; }
-};
 }  // namespace std
 #endif
 
@@ -257,16 +241,11 @@ struct OpMathType { using type = T; };
     CUDASCOPE_ACCUMULATES(T, float, float)                  \
     template <>                                             \
     struct OpMathType<T> { using type = float; };
-CUDASCOPE_ACCUMULATES(float, float, double)
-CUDASCOPE_ACCUMULATES(double, double, double)
-CUDASCOPE_ACCUMULATES(bool, bool, bool)
-CUDASCOPE_ACCUMULATES(__half, float, float)
+CUDASCOPE_ACCUMULATES(float, float, double) CUDASCOPE_ACCUMULATES(double, double, double)
+CUDASCOPE_ACCUMULATES(bool, bool, bool) CUDASCOPE_ACCUMULATES(__half, float, float)
 CUDASCOPE_ACCUMULATES(c10::complex<float>, c10::complex<float>, c10::complex<double>)
 CUDASCOPE_ACCUMULATES(c10::complex<double>, c10::complex<double>, c10::complex<double>)
-CUDASCOPE_SMALL(Half)
-CUDASCOPE_SMALL(BFloat16)
-CUDASCOPE_SMALL(Float8_e4m3fn)
-CUDASCOPE_SMALL(Float8_e5m2)
+CUDASCOPE_SMALL(Half) CUDASCOPE_SMALL(BFloat16) CUDASCOPE_SMALL(Float8_e4m3fn) CUDASCOPE_SMALL(Float8_e5m2)
 #undef CUDASCOPE_SMALL
 #undef CUDASCOPE_ACCUMULATES
 template <class T, bool is_cuda>
@@ -303,8 +282,6 @@ struct numeric_limits {
     __host__ __device__ static T upper_bound() { return of::has_infinity ? of::infinity() : of::max(); }
 };
 #endif
-
-// ---------------------------------------------------------------------------------------------- tensors by value
 
 template <class T>
 struct DefaultPtrTraits { typedef T* PtrType; };

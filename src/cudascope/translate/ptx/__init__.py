@@ -32,11 +32,7 @@ class _Operand(NamedTuple):
 
 
 def translate(text: str) -> str:
-    """Return `text` without `asm`. The text after a statement keeps its line.
-
-    Raises:
-        CompileError: an asm statement that no compiler would take.
-    """
+    """Return `text` without `asm`; every line stays. CompileError: an asm statement that no compiler would take."""
     if not _KEYWORD.search(text):
         return text
     done, labels = [], itertools.count()
@@ -54,9 +50,6 @@ def translate(text: str) -> str:
         done += [text[start:place], replaced, *lines]
         start = end
     return "".join([*done, text[start:]])
-
-
-# ------------------------------------------------------------------------------------------------ the statement
 
 
 def _parts(text: str, lexemes: Iterator[tuple[str, int]]) -> tuple[tuple[str, list[_Operand], list[_Operand]], int]:

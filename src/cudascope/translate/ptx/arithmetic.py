@@ -109,9 +109,7 @@ def compute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
         *words, small = words
     words, types = words[: -len(form.types)], words[-len(form.types) :]
     allowed = len(types) == len(form.types) and all(map(frozenset.__contains__, form.types, types))
-    if not allowed or not form.words.issuperset(words):
-        raise Unknown(name)
-    expect(name, operands, 1 + form.sources)
+    expect(name, operands, 1 + form.sources, allowed and form.words.issuperset(words))
     values = list(map(scope.value, operands[1:]))
     if small:
         values[:-1] = [call("cvt", [f"{P}f32", P + small, flags([])], [value]) for value in values[:-1]]
@@ -126,18 +124,14 @@ def with_carry(name: str, words: list[str], operands: list[str], scope: Scope) -
     parts = [word for word in words[:-1] if word in ("hi", "lo")]
     keeps = "cc" in words
     known = base in ("add", "sub", "mad") and len(parts) == (base == "mad") and kind in ("u32", "s32", "u64", "s64")
-    if not known or len(words) != 1 + keeps + len(parts):
-        raise Unknown(name)
-    expect(name, operands, 4 if base == "mad" else 3)
+    expect(name, operands, 4 if base == "mad" else 3, known and len(words) == 1 + keeps + len(parts))
     arguments = [P + kind, flags([*parts, *["cc"] * keeps]), "true" if takes else "false"]
     return assign(operands[0], call(f"{base}_with_carry", arguments, map(scope.value, operands[1:])), scope)
 
 
 def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`mov.b64 {low, high}, x`: the bits, whatever the type."""
-    expect(name, operands, 2)
-    if len(words) != 1 or words[0] not in names(f"pred b128 {SCALARS} f16x2 bf16x2"):
-        raise Unknown(name)
+    expect(name, operands, 2, len(words) == 1 and words[0] in names(f"pred b128 {SCALARS} f16x2 bf16x2"))
     bits = int(re.search(r"\d+$", words[0].replace("x2", ""))[0]) if words[0] != "pred" else 0
     target, source = operands
     if words[0] == "pred":
@@ -152,17 +146,20 @@ def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     return assign(target, value, scope)
 
 
-def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """`setp.lt.and.s32 p|q, a, b, c`: p = (a < b) and c, q = (not a < b) and c.
-
-    Of a pair of numbers, p and q are the two answers.
-    """
-    comparison, *rest, kind = words if len(words) > 1 else ("", "")
+def _compared(
+    name: str, operands: list[str], comparison: str, rest: list[str], known: bool
+) -> tuple[list[str], str | None]:
+    """The modifiers of a comparison, and how its answer is combined with a predicate."""
     combined = next((word for word in rest if word in _COMBINATIONS), None)
     rest = [word for word in rest if word != combined]
-    if comparison not in _COMPARISONS or not {"ftz"}.issuperset(rest) or kind not in _COMPARED:
-        raise Unknown(name)
-    expect(name, operands, 4 if combined else 3)
+    expect(name, operands, 4 if combined else 3, known and comparison in _COMPARISONS and {"ftz"}.issuperset(rest))
+    return rest, combined
+
+
+def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`setp.lt.and.s32 p|q, a, b, c`: p = (a < b) and c, q = (not a < b) and c. Of a pair: its two answers."""
+    comparison, *rest, kind = words if len(words) > 1 else ("", "")
+    rest, combined = _compared(name, operands, comparison, rest, kind in _COMPARED)
     targets = [part.strip() for part in operands[0].split("|")]
     arguments = [f"{P}Compare::{comparison}", P + kind, flags(rest)]
     holds = f"auto holds = {call('compare', arguments, map(scope.value, operands[1:3]))};"
@@ -177,15 +174,11 @@ def set_predicate(name: str, words: list[str], operands: list[str], scope: Scope
 def set_value(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`set.le.u32.f32 d, a, b`: all ones, or 1.0, where it holds. `set.le.and.u32.f32 d, a, b, c`: and c holds."""
     comparison, *rest, result, kind = words if len(words) > 2 else ("", "", "")
-    combined = next((word for word in rest if word in _COMBINATIONS), None)
-    rest = [word for word in rest if word != combined]
     if kind in _PACKED:
         known = result in (kind, "u32", "s32")
     else:
         known = result in names("u16 s16 u32 s32 f32 f16 bf16") and kind in _COMPARED
-    if comparison not in _COMPARISONS or not known or not {"ftz"}.issuperset(rest):
-        raise Unknown(name)
-    expect(name, operands, 4 if combined else 3)
+    rest, combined = _compared(name, operands, comparison, rest, known)
     arguments = [f"{P}Compare::{comparison}", P + result, P + kind, flags(rest)]
     other = f"(bool){scope.value(operands[3])}" if combined else ""
     combine = f"[&](bool holds) {{ return holds {_COMBINATIONS[combined]} {other}; }}" if combined else f"{P}Itself{{}}"
@@ -195,19 +188,15 @@ def set_value(name: str, words: list[str], operands: list[str], scope: Scope) ->
 def convert(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cvt.rn.f16x2.f32 d, high, low`; `cvt.pack.sat.s8.s32.b32 d, high, low, above`."""
     if words[:2] == ["pack", "sat"]:
-        expect(name, operands, 3 + (len(words) == 5))
-        above = operands[3:] or ["0"]
-        arguments = [P + words[2], P + words[3], "0"]
-        if words[2] not in ("s8", "u8", "s16", "u16") or words[3] != "s32":
-            raise Unknown(name)
-        return assign(operands[0], call("cvt_pack", arguments, map(scope.value, operands[1:3] + above)), scope)
+        known = words[2] in ("s8", "u8", "s16", "u16") and words[3] == "s32"
+        expect(name, operands, 3 + (len(words) == 5), known)
+        values = map(scope.value, operands[1:3] + (operands[3:] or ["0"]))
+        return assign(operands[0], call("cvt_pack", [P + words[2], P + words[3], "0"], values), scope)
     *rest, to, source = words if len(words) > 1 else ("", "")
     pairs = [("f16x2", "e4m3x2"), ("f16x2", "e5m2x2"), ("e4m3x2", "f16x2"), ("e5m2x2", "f16x2")]
     joins = to in _PAIRS and source == "f32"
     known = joins or (to, source) in [*pairs, ("tf32", "f32")] or {to, source} <= _NUMBERS
-    if not known:
-        raise Unknown(name)
-    expect(name, operands, 3 if joins else 2)
+    expect(name, operands, 3 if joins else 2, known)
     value = call("cvt", [P + to, P + source, flags(rest)], map(scope.value, operands[1:]))
     return assign(operands[0], value, scope)
 
@@ -216,18 +205,14 @@ def permute(name: str, words: list[str], operands: list[str], scope: Scope) -> s
     """`prmt.b32.f4e d, a, b, selector`"""
     modes = ("f4e", "b4e", "rc8", "ecl", "ecr", "rc16")
     mode = words[1].upper() if len(words) == 2 and words[1] in modes else "ANY"
-    if words[:1] != ["b32"] or (len(words) > 1 and mode == "ANY"):
-        raise Unknown(name)
-    expect(name, operands, 4)
+    expect(name, operands, 4, words[:1] == ["b32"] and (len(words) == 1 or mode != "ANY"))
     return assign(operands[0], call("prmt", [f"{P}{mode}"], map(scope.value, operands[1:])), scope)
 
 
 def test(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`testp.infinite.f32 p, a`"""
     properties = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-    if len(words) != 2 or words[0] not in properties or words[1] not in ("f32", "f64"):
-        raise Unknown(name)
-    expect(name, operands, 2)
+    expect(name, operands, 2, len(words) == 2 and words[0] in properties and words[1] in ("f32", "f64"))
     return assign(operands[0], call(f"is_{words[0]}", [P + words[1]], [scope.value(operands[1])]), scope)
 
 

@@ -6,7 +6,7 @@ A register is a variable in C++'s block; a branch is a goto.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from cudascope.translate.ptx.arithmetic import ARITHMETIC, compute
 from cudascope.translate.ptx.bulk import BULK
@@ -52,21 +52,23 @@ def _instruction(text: str, scope: Scope) -> str:
     """One instruction of an asm statement. One that is not known stops the kernel where it gets there."""
     if not INSTRUCTION.fullmatch(text):
         return stop(text)
-
-    def known_or_stop(name: str, words: list[str], operands: list[str]) -> str:
-        try:
-            return _INSTRUCTIONS.get(name.partition(".")[0], compute)(name, words, operands, scope)
-        except Unknown as error:
-            return stop(str(error))
-
-    return _under_predicate(text, scope, known_or_stop)
+    name, words, operands = _parts(text)
+    try:
+        statement = _INSTRUCTIONS.get(words.pop(0), compute)(name, words, operands, scope)
+    except Unknown as error:
+        statement = stop(str(error))
+    return _guarded(statement, text, scope)
 
 
-def _under_predicate(text: str, scope: Scope, translate: Callable[[str, list[str], list[str]], str]) -> str:
-    """`@p name operands` as C++; `translate` gets the name, its words after the first, and the operands."""
-    negated, predicate, name, operands = INSTRUCTION.fullmatch(text).groups()
-    statement = translate(name, name.split(".")[1:], split_operands(operands))
-    return f"if ({negated}{scope.variable(predicate)}) {{ {statement} }}" if predicate else statement
+def _parts(text: str) -> tuple[str, list[str], list[str]]:
+    """The name of an instruction, the words of the name, and the operands."""
+    _, _, name, operands = INSTRUCTION.fullmatch(text).groups()
+    return name, name.split("."), split_operands(operands)
+
+
+def _guarded(statement: str, text: str, scope: Scope) -> str:
+    condition = predicate_of(text, scope)
+    return f"if ({condition}) {{ {statement} }}" if condition else statement
 
 
 def predicate_of(text: str, scope: Scope) -> str:
@@ -88,29 +90,22 @@ def declared_registers(text: str, scope: Scope) -> str:
 def translated(text: str, scope: Scope, targets: Mapping[str, list[str]]) -> str:
     """One instruction of a kernel. `targets`: the labels of each list that a `brx.idx` chooses from.
 
-    Raises:
-        Unknown: the CPU runner does not have the instruction.
-        Malformed: no assembler would take it.
+    Unknown: the CPU runner does not have the instruction. Malformed: no assembler would take it.
     """
     if not INSTRUCTION.fullmatch(text):
         raise Malformed("no instruction")
-
-    def one(name: str, words: list[str], operands: list[str]) -> str:
-        first = name.partition(".")[0]
-        if name in ("ret", "ret.uni"):
-            return "return;"
-        if first == "brx":
-            index, labels = operands
-            cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
-            return f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
-        if first == "tcgen05":
-            raise Unknown(
-                f"{name}, an instruction of tensor memory (sm_100): compile the kernel for another architecture"
-            )
-        words = [word for word in words if word != "uni"] if first == "bra" else words
-        return _INSTRUCTIONS.get(first, compute)(name, words, operands, scope)
-
-    return _under_predicate(text, scope, one)
+    name, (first, *words), operands = _parts(text)
+    if name in ("ret", "ret.uni"):
+        statement = "return;"
+    elif first == "brx":
+        index, labels = operands
+        cases = " ".join(f"case {i}: goto {scope.label(each)};" for i, each in enumerate(targets[labels]))
+        statement = f"switch ((uint32_t){scope.value(index)}) {{ {cases} }}"
+    elif first == "tcgen05":
+        raise Unknown(f"{name}, an instruction of tensor memory (sm_100): compile the kernel for another architecture")
+    else:
+        statement = _INSTRUCTIONS.get(first, compute)(name, words, operands, scope)
+    return _guarded(statement, text, scope)
 
 
 def stop(what: str) -> str:

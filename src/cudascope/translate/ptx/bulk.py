@@ -13,12 +13,11 @@ from cudascope.translate.ptx.scope import Malformed, P, Scope, Unknown
 
 _SPACES = {"shared", "shared::cta", "shared::cluster"}
 _ORDERS = {"release", "acquire", "relaxed", "cta", "cluster"}
-_HINTS = {"L2::cache_hint"}
+_HINT = "L2::cache_hint"
 
 
 def _shared(written: str, scope: Scope) -> str:
-    register, offset = scope.address(written)
-    return f"{P}shared_address({register}, {offset})"
+    return scope.place("shared", written)
 
 
 def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -37,16 +36,13 @@ def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> 
         case ["expect_tx"]:
             expect(name, operands, 2)
             return f"simt_mbarrier_expect({_shared(operands[0], scope)}, {scope.value(operands[1])});"
-        case ["arrive"]:
+        case ["arrive", *expects] if expects in ([], ["expect_tx"]):
             target, operands = (operands[0], operands[1:]) if not operands[0].startswith("[") else ("_", operands)
-            count = scope.value(operands[1]) if operands[1:] else "1"
-            return assign(target, f"simt_mbarrier_arrive({_shared(operands[0], scope)}, {count})", scope)
-        case ["arrive", "expect_tx"]:
-            target, operands = (operands[0], operands[1:]) if not operands[0].startswith("[") else ("_", operands)
+            at, given = _shared(operands[0], scope), scope.value(operands[1]) if operands[1:] else "1"
+            if not expects:
+                return assign(target, f"simt_mbarrier_arrive({at}, {given})", scope)
             expect(name, operands, 2)
-            at = _shared(operands[0], scope)
-            arrive = assign(target, f"simt_mbarrier_arrive({at}, 1)", scope)
-            return f"simt_mbarrier_expect({at}, {scope.value(operands[1])}); {arrive}"
+            return f"simt_mbarrier_expect({at}, {given}); {assign(target, f'simt_mbarrier_arrive({at}, 1)', scope)}"
         case ["try_wait" | "test_wait" as how, *rest] if rest in ([], ["parity"]):
             if len(operands) not in (3, 4):
                 raise Malformed(f"{name} has 3 or 4 operands, got {len(operands)}")
@@ -57,44 +53,31 @@ def mbarrier(name: str, words: list[str], operands: list[str], scope: Scope) -> 
     raise Unknown(name)
 
 
-_FIELDS = {
-    "global_address": "address",
-    "rank": "last_dim",
-    "elemtype": "type",
-    "box_dim": "box",
-    "global_dim": "size",
-    "global_stride": "stride",
-    "element_stride": "element_stride",
-    "swizzle_mode": "swizzle",
-    "interleave_layout": "interleave",
-    "fill_mode": "fill",
-}
+_FIELDS = {"global_address": "address", "rank": "last_dim", "elemtype": "type", "box_dim": "box", "global_dim": "size"}
+_FIELDS |= {"global_stride": "stride", "element_stride": "element_stride", "swizzle_mode": "swizzle"}
+_FIELDS |= {"interleave_layout": "interleave", "fill_mode": "fill"}
 
 
 def tensormap(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`tensormap.replace.tile.box_dim.shared::cta.b1024.b32 [map], 0x0, size;`, `tensormap.cp_fenceproxy`."""
     if words[:1] == ["cp_fenceproxy"]:
         expect(name, operands, 3)
-        (to, to_offset), (source, source_offset) = scope.address(operands[0]), scope.address(operands[1])
-        return (
-            f"{P}publish_map({P}generic_address({to}, {to_offset}), {_either(name, words[2:], source, source_offset)});"
-        )
+        source = _either(name, words[2:], operands[1], scope)
+        return f"{P}publish_map({scope.place('generic', operands[0])}, {source});"
     if words[:2] != ["replace", "tile"] or len(words) != 6 or words[2] not in _FIELDS or words[4] != "b1024":
         raise Unknown(name)
-    register, offset = scope.address(operands[0])
-    place, field = _either(name, words[3:4], register, offset), _FIELDS[words[2]]
+    place, field = _either(name, words[3:4], operands[0], scope), _FIELDS[words[2]]
     has_index = field in ("box", "size", "stride", "element_stride")
     expect(name, operands, 2 + has_index)
     index = f"[{int(operands[1], 0)}]" if has_index else ""
     return f"{P}set_field(&((simt::TensorMap*)({place}))->{field}{index}, {scope.value(operands[-1])});"
 
 
-def _either(name: str, words: list[str], register: str, offset: str) -> str:
+def _either(name: str, words: list[str], written: str, scope: Scope) -> str:
     """An address in shared memory may be written in 64 bits: its lower half counts."""
-    space = "shared" if _SPACES & set(words[:1]) else "generic" if words[:1] in ([], ["global"]) else None
-    if space is None:
+    if not _SPACES & set(words[:1]) and words[:1] not in ([], ["global"]):
         raise Unknown(name)
-    return f"{P}{'map' if space == 'shared' else 'generic'}_address({register}, {offset})"
+    return scope.place("map" if _SPACES & set(words[:1]) else "generic", written)
 
 
 def copy_bulk(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -139,13 +122,12 @@ def _copy(name: str, words: list[str], operands: list[str], scope: Scope, fields
         gathers = bool({"tile::gather4", "tile::scatter4"} & set(words))
         modes = ("tile", "tile::gather4", "tile::scatter4")
         dims, words = int(match[1]), [word for word in words[2:] if word not in modes]
-    operands = operands[:-1] if _HINTS & set(words) else operands
-    words = [word for word in words if word not in _HINTS]
+    operands = operands[:-1] if _HINT in words else operands
+    words = [word for word in words if word != _HINT]
     loads = len(words) == 3 and words[0] in _SPACES and words[1:] == ["global", "mbarrier::complete_tx::bytes"]
     stores = len(words) == 3 and words[0] == "global" and words[1] in _SPACES and words[2] == "bulk_group"
-    if (not loads and not stores) or (loads and fields) or (gathers and dims != 2):
-        raise Unknown(name)
-    expect(name, operands, 3 - stores + (dims == 0))
+    known = (loads or stores) and not (loads and fields) and not (gathers and dims != 2)
+    expect(name, operands, 3 - stores + (dims == 0), known)
     shared, other = (operands[0], operands[1]) if loads else (operands[1], operands[0])
     lines = ["simt::BulkCopy copy{};", *fields, f"copy.shared = {_shared(shared, scope)};"]
     lines += [f"copy.rank = {dims}; copy.to_global = {'true' if stores else 'false'};"]
@@ -157,8 +139,7 @@ def _copy(name: str, words: list[str], operands: list[str], scope: Scope, fields
         lines.append(f"copy.map = {P}map_at({scope.value(match[1].strip())});")
         lines += [f"copy.at[{i}] = {scope.value(each)};" for i, each in enumerate(elements(match[2]))]
     else:
-        register, offset = scope.address(other)
-        lines.append(f"copy.global = {P}generic_address({register}, {offset});")
+        lines.append(f"copy.global = {scope.place('generic', other)};")
         lines.append(f"copy.bytes = {scope.value(operands[2])};")
     lines.append(f"simt_bulk_load(&copy, {_shared(operands[-1], scope)});" if loads else "simt_bulk_store(&copy);")
     return f"{{ {' '.join(lines)} }}"

@@ -18,18 +18,22 @@ def names(written: str) -> frozenset[str]:
     return frozenset(written.split())
 
 
-_FLAGS = {
-    word: P + word.upper()
-    for word in names(
-        "rn rz rm rp rni rzi rmi rpi rna ftz sat satfinite relu hi lo wide clamp wrap shiftamt xorsign cc"
-    )
-}
+_WORDS = "rn rz rm rp rni rzi rmi rpi rna ftz sat satfinite relu hi lo wide clamp wrap shiftamt xorsign cc"
+_FLAGS = {word: P + word.upper() for word in _WORDS.split()}
 _FLAGS |= {"NaN": f"{P}NAN_WINS"} | dict.fromkeys(("approx", "full", "abs"), "0")  # the latter change nothing here
 
 
-def expect(name: str, operands: list[str], count: int) -> None:
+def expect(name: str, operands: list[str], count: int, known: bool = True) -> None:
+    """Raise Unknown for an instruction that is not known, and Malformed for another number of operands."""
+    if not known:
+        raise Unknown(name)
     if len(operands) != count:
         raise Malformed(f"{name} has {count} operands, got {len(operands)}")
+
+
+def always(statement: str) -> Instruction:
+    """An instruction that is the same statement whatever its operands."""
+    return lambda name, words, operands, scope: statement
 
 
 def call(function: str, arguments: Iterable[str], sources: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 
 _INSTRUCTION = re.compile(r"(?:@\s*!?\s*[\w%$]+\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
-_SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
+SPECIAL = {"ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"}
 _MOVES = {"ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"}
 _NUMBER = re.compile(r"-?\d[\w.]*")
 _SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
@@ -36,7 +36,7 @@ def cost(text: str) -> Mapping[str, int]:
     if first in ("add", "sub", "mul") and numbers:
         rounds = {"rn", "rz", "rm", "rp"} & set(words)
         return {"fma" if rounds else "product" if first == "mul" else "sum": numbers}
-    if first in _SPECIAL and words[-1] != "f64":
+    if first in SPECIAL and words[-1] != "f64":
         return {} if _NUMBER.fullmatch(operands.partition(",")[2].strip()) else {"special": 1}
     if first in _MOVES:
         return {} if {"param", "local"} & set(words) else {"moves": 1}

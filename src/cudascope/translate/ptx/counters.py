@@ -11,7 +11,8 @@ and of each turn of a loop. So both sides of a divergent branch are issued, each
 warp enters in another turn of a loop is issued 32 times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cudascope.ptx.module import Statement
@@ -41,9 +42,9 @@ class Part(NamedTuple):
         off: of a region, its instructions with a predicate; of such an instruction, −1, where its predicate holds.
     """
 
-    needs: dict
-    issued: dict[str, int]
-    off: dict[str, int]
+    needs: Counter
+    issued: Counter[str]
+    off: Counter[str]
 
 
 class Counters:
@@ -51,7 +52,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self._region = Part({}, {}, {})
+        self._region = Part(Counter(), Counter(), Counter())
         self._path = ""
         self._starts: dict[int, tuple[str, str]] = {}  # by position of a region's first instruction: its path, a turn
 
@@ -76,28 +77,23 @@ class Counters:
         code = ""
         if position in self._starts:
             self._path, turn = self._starts[position]
-            self._region = Part({}, {}, {})
+            self._region = Part(Counter(), Counter(), Counter())
             code = f"{turn}{self._count(self._region)} "
-        _add(self._region.issued, {name: 1})
+        self._region.issued[name] += 1
         if name.partition(".")[0] in JUMPS:  # the predicate of a jump says where to go on
             if name.startswith("call"):
                 code += f"simt_enter(simt_step({self._path}, {len(self.parts)})); "
         elif predicate:
-            _add(self._region.off, {name: 1})
-            code += f"if ({predicate}) {{ {self._count(Part(dict(needs), {}, {name: -1}))} }} "
+            self._region.off[name] += 1
+            code += f"if ({predicate}) {{ {self._count(Part(Counter(needs), Counter(), Counter({name: -1})))} }} "
         else:
-            _add(self._region.needs, needs)
+            self._region.needs.update(needs)
         return code
 
     def _count(self, part: Part) -> str:
         self.parts.append(part)
         number = len(self.parts) - 1
         return f"++simt_executed[{number}]; simt_issue({number}, {self._path});"
-
-
-def _add(total: dict, more: Mapping) -> None:
-    for key, amount in more.items():
-        total[key] = total.get(key, 0) + amount
 
 
 def _innermost(loops: Sequence[Loop], region: int) -> int | None:
@@ -112,6 +108,5 @@ def _path(loop: int | None) -> str:
 def _turn(loop: int, outer: int | None) -> str:
     """The next turn of a loop, or its first turn on this path of the loop around it."""
     path, before, turn = _path(outer), f"simt_outer_{loop}", f"simt_turn_{loop}"
-    return (
-        f"{turn} = {before} == {path} ? {turn} + 1 : 0; {before} = {path}; {_path(loop)} = simt_step({path}, {turn}); "
-    )
+    counted = f"{turn} = {before} == {path} ? {turn} + 1 : 0; {before} = {path};"
+    return f"{counted} {_path(loop)} = simt_step({path}, {turn}); "

@@ -44,11 +44,8 @@ def entry_source(
 ) -> str:
     """Return the C++ of `entry` and of the functions that it calls. `names` are the variables' names in the source.
 
-    With `counters`, the C++ counts what is executed.
-
-    Raises:
-        PtxError: it has an instruction that the CPU runner does not know, or calls a function that the module lacks;
-            the message has its line.
+    With `counters`, the C++ counts what is executed. PtxError: it has an instruction that the CPU runner does not know,
+    or calls a function that the module lacks; the message has its line.
     """
     if entry.cluster != 1:
         raise PtxError(f"line {entry.line}: the CPU runner does not know clusters of several thread blocks")
@@ -206,9 +203,6 @@ def _local(text: str, line: int, scope: Scope) -> str:
         raise Unknown(text)
     scope.addresses[variable.name] = _address(variable.space, cpp_name(variable.name))
     return _declared(variable)
-
-
-# ------------------------------------------------------------------------------------------------ loads for stores
 
 
 class _Instruction(NamedTuple):

@@ -24,9 +24,7 @@ def multiply(name: str, words: list[str], operands: list[str], scope: Scope) -> 
     shape, modifiers, (result, a, b, start) = words[2], words[5:-4], words[-4:]
     sums = {"s32"} if a in _INTEGERS else {"f64"} if a == "f64" else {"f16", "f32"} if a != "bf16" else {"f32"}
     known = shape in _SHAPES.get(a, ()) and b in names(_PARTNERS.get(a, a)) and {result, start} <= sums
-    if not known or modifiers not in ([], ["satfinite"]):
-        raise Unknown(name)
-    expect(name, operands, 4)
+    expect(name, operands, 4, known and modifiers in ([], ["satfinite"]))
     register = "b64" if a == "f64" else "b32"
     m, n, k = re.findall(r"\d+", shape)
     kinds = [P + kind for kind in (result, a, b, start)]
@@ -57,15 +55,12 @@ def _moved(name: str, words: list[str], address: str, scope: Scope) -> tuple[lis
     if len(counts) != 1 or not known.issuperset(words) or not {"m8n8", "b16"} <= set(words):
         raise Unknown(name)
     space = "shared" if {"shared", "shared::cta"} & set(words) else "generic"
-    register, offset = scope.address(address)
-    return [counts[0][1:], "true" if "trans" in words else "false"], f"{P}{space}_address({register}, {offset})"
+    return [counts[0][1:], "true" if "trans" in words else "false"], scope.place(space, address)
 
 
 def move(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`movmatrix.sync.aligned.m8n8.trans.b16 d, a;`"""
-    expect(name, operands, 2)
-    if words != ["sync", "aligned", "m8n8", "trans", "b16"]:
-        raise Unknown(name)
+    expect(name, operands, 2, words == ["sync", "aligned", "m8n8", "trans", "b16"])
     return assign(operands[0], f"{P}movmatrix({scope.value(operands[1])})", scope)
 
 
@@ -81,27 +76,21 @@ def whole_warp(name: str, words: list[str], operands: list[str], scope: Scope) -
     m, n, k = re.findall(r"\d+", shape)
     if step == "mma":
         kinds = words[words.index(shape) + 1 :]
-        if kinds in (["f32", "f32"], ["f16", "f16"], ["f32", "f16"], ["f16", "f32"]):
-            result, factors, start = kinds[0], "f16", kinds[1]
-        elif kinds == ["f32", "bf16", "bf16", "f32"]:
-            result, factors, start = "f32", "bf16", "f32"
-        else:
-            raise Unknown(name)
-        expect(name, operands, 4)
+        halves = len(kinds) == 2 and {*kinds} <= {"f16", "f32"}  # only D and C are named
+        expect(name, operands, 4, halves or kinds == ["f32", "bf16", "bf16", "f32"])
         fragments = [vector("b32", each, scope) for each in operands[1:]]
-        value = call("wmma_mma", [m, n, k, P + result, P + factors, P + start], fragments)
+        factors = "f16" if halves else "bf16"
+        value = call("wmma_mma", [m, n, k, P + kinds[0], P + factors, P + kinds[-1]], fragments)
         return assign(operands[0], value, scope)
     which, layout, *rest = words
     kind = rest[-1]
     spaces = [word for word in rest if word not in (shape, kind)]
-    if step not in ("load", "store") or layout not in ("row", "col") or kind not in ("f16", "bf16", "f32"):
-        raise Unknown(name)
-    if spaces not in ([], ["global"], ["shared"], ["shared::cta"]):
+    known = step in ("load", "store") and layout in ("row", "col") and kind in ("f16", "bf16", "f32")
+    if not known or spaces not in ([], ["global"], ["shared"], ["shared::cta"]):
         raise Unknown(name)
     rows, columns = {"a": (m, k), "b": (k, n), "c": (m, n), "d": (m, n)}[which]
     place, fragment = (operands[1], operands[0]) if step == "load" else (operands[0], operands[1])
-    register, offset = scope.address(place)
-    address = f"{P}{'shared' if spaces and spaces[0].startswith('shared') else 'generic'}_address({register}, {offset})"
+    address = scope.place("shared" if spaces and spaces[0].startswith("shared") else "generic", place)
     stride = scope.value(operands[2]) if operands[2:] else columns if layout == "row" else rows
     arguments = [rows, columns, "true" if layout == "row" else "false", P + kind, str(len(elements(fragment)))]
     if step == "load":
@@ -133,7 +122,8 @@ def multiply_async(name: str, words: list[str], operands: list[str], scope: Scop
     turns = 0 if k != 16 else 1 if in_registers else 2
     expect(name, operands, 4 + (0 if result == "s32" else 2) + turns)
     out = elements(operands[0])
-    fields = [f".a_in_registers = {str(in_registers).lower()}", f".keeps = (bool){_flag(operands[3], scope)}"]
+    keeps = operands[3] if operands[3] in ("0", "1") else scope.variable(operands[3])
+    fields = [f".a_in_registers = {str(in_registers).lower()}", f".keeps = (bool){keeps}"]
     flags = [int(each) for each in operands[4:]]
     if result == "f16":
         fields.append(".at_once = true")
@@ -153,10 +143,6 @@ def multiply_async(name: str, words: list[str], operands: list[str], scope: Scop
     if words[7:]:
         lines.append("product.saturates = true;")
     return "{ " + " ".join(lines) + f" {P}wgmma<{n}, {P}{result}, {P}{a}, {P}{b}>(product); }}"
-
-
-def _flag(written: str, scope: Scope) -> str:
-    return written if written in ("0", "1") else scope.variable(written)
 
 
 MATRIX: dict[str, Instruction] = {

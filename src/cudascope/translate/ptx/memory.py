@@ -8,6 +8,7 @@ from cudascope.translate.ptx.calls import (
     HALVES,
     SCALARS,
     Instruction,
+    always,
     assign,
     call,
     elements,
@@ -33,13 +34,10 @@ _ATOMICS = {
 
 
 def _address(words: list[str], written: str, scope: Scope) -> str:
-    space = next((_SPACES[word] for word in words if word in _SPACES), "generic")
-    register, offset = scope.address(written)
-    near = ", __builtin_frame_address(0)" * (space == "local")
-    return f"{P}{space}_address({register}, {offset}{near})"
+    return scope.place(next((_SPACES[word] for word in words if word in _SPACES), "generic"), written)
 
 
-def _check(name: str, words: list[str], allowed: frozenset[str] = frozenset()) -> None:
+def _check(name: str, words: list[str], allowed: frozenset[str]) -> None:
     *rest, kind = words or [""]
     known = _HINTS | _SPACES.keys() | allowed
     if kind not in _TYPES or not all(word in known or word.startswith(("L1::", "L2::")) for word in rest):
@@ -60,24 +58,21 @@ def _ordered(words: list[str], statement: str) -> str:
 def load(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`ld.global.v2.f32 {a, b}, [p];`; a cache policy may follow."""
     _check(name, words, _PARAMETERS)
-    if len(operands) not in (2, 3):
-        raise Malformed(f"{name} has 2 operands, got {len(operands)}")
-    kind, target = words[-1], operands[0]
+    expect(name, operands, 3 if len(operands) == 3 else 2)
+    kind, target, address = words[-1], operands[0], _address(words, operands[1], scope)
+    count = len(elements(target))
     if _PARAMETERS & set(words):  # no access to memory that is watched
-        values = f"{P}Vector<{P}{kind}, {len(elements(target))}>"
-        value = f"{P}parameter<{values}>({_address(words, operands[1], scope)})"
-        return assign(target, value if target.startswith("{") else f"{value}.x[0]", scope)
-    function = "load_strong" if _STRONG & set(words) else "load"
-    arguments = [P + kind, str(len(elements(target))), *["true"] * ("volatile" in words)]
-    value = call(function, arguments, [_address(words, operands[1], scope)])
+        value = f"{P}parameter<{P}Vector<{P}{kind}, {count}>>({address})"
+    else:
+        function = "load_strong" if _STRONG & set(words) else "load"
+        value = call(function, [P + kind, str(count), *["true"] * ("volatile" in words)], [address])
     return _ordered(words, assign(target, value if target.startswith("{") else f"{value}.x[0]", scope))
 
 
 def store(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`st.shared.v2.b32 [p], {a, b};`"""
     _check(name, words, _PARAMETERS)
-    if len(operands) not in (2, 3):
-        raise Malformed(f"{name} has 2 operands, got {len(operands)}")
+    expect(name, operands, 3 if len(operands) == 3 else 2)
     kind, source = words[-1], operands[1]
     if _PARAMETERS & set(words):
         return f"{P}set_parameter({_address(words, operands[0], scope)}, {vector(kind, source, scope)});"
@@ -106,10 +101,9 @@ def atomic(name: str, words: list[str], operands: list[str], scope: Scope) -> st
 
 def convert_address(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`cvta.to.shared.u64 d, a;`, and back without `.to`."""
-    expect(name, operands, 2)
     *direction, space, size = words if len(words) > 1 else ("", "")
-    if space not in _SPACES | {"param": "generic"} or size not in ("u32", "u64") or direction not in ([], ["to"]):
-        raise Unknown(name)
+    known = space in (*_SPACES, "param") and size in ("u32", "u64") and direction in ([], ["to"])
+    expect(name, operands, 2, known)
     if space == "local" and not direction:
         return assign(operands[0], f"(uint64_t){_address(['local'], f'[{operands[1]}]', scope)}", scope)
     function = f"cvta{'_to' * len(direction)}_shared" if _SPACES.get(space) == "shared" else "cvta_global"
@@ -118,12 +112,9 @@ def convert_address(name: str, words: list[str], operands: list[str], scope: Sco
 
 def is_space(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`isspacep.shared p, a;`"""
-    expect(name, operands, 2)
-    if words not in (["global"], ["shared"], ["shared::cta"]):
-        raise Unknown(name)
-    return assign(
-        operands[0], f"{P}is_{_SPACES[words[0]].replace('generic', 'global')}({scope.value(operands[1])})", scope
-    )
+    expect(name, operands, 2, words in (["global"], ["shared"], ["shared::cta"]))
+    space = words[0].partition("::")[0]
+    return assign(operands[0], f"{P}is_{space}({scope.value(operands[1])})", scope)
 
 
 def copy_async(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
@@ -158,11 +149,6 @@ def policy(name: str, words: list[str], operands: list[str], scope: Scope) -> st
     return f"{scope.variable(operands[0])} = 0;"
 
 
-def hint(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    """Instructions that change no value."""
-    return ";"
-
-
 MEMORY: dict[str, Instruction] = {
     "ld": load,
     "ldu": load,
@@ -173,6 +159,6 @@ MEMORY: dict[str, Instruction] = {
     "isspacep": is_space,
     "cp": copy_async,
     "createpolicy": policy,
-    **dict.fromkeys(("prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent"), hint),
-    **dict.fromkeys(("setmaxnreg", "brkpt"), hint),
+    **dict.fromkeys(("prefetch", "prefetchu", "applypriority", "discard", "griddepcontrol", "pmevent"), always(";")),
+    **dict.fromkeys(("setmaxnreg", "brkpt"), always(";")),
 }

@@ -21,17 +21,10 @@ class Region(NamedTuple):
     next: frozenset[int]
 
 
-class _End(NamedTuple):
-    """The last instruction of a region."""
-
-    text: str
-    braces: Braces
-
-
 def regions_of(body: Sequence[Statement]) -> list[Region]:
     """Return the regions of a body in their order. The first one is where it is entered."""
     starts: list[int] = []
-    ends: list[_End] = []
+    ends: list[tuple[str, Braces]] = []  # the last instruction of each region, and the { round it
     labels: dict[tuple[Braces, str], int] = {}  # the region that follows a label
     tables: dict[tuple[Braces, str], list[str]] = {}  # the labels of a .branchtargets, by its own label
     braces: Braces = ()
@@ -49,8 +42,8 @@ def regions_of(body: Sequence[Statement]) -> list[Region]:
         elif match := INSTRUCTION.fullmatch(text):
             if begins:
                 starts.append(position)
-                ends.append(_End("", ()))
-            ends[-1] = _End(text, braces)
+                ends.append(("", ()))
+            ends[-1] = text, braces
             begins = match[3].partition(".")[0] in JUMPS
     found = []
     for region, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -59,15 +52,16 @@ def regions_of(body: Sequence[Statement]) -> list[Region]:
     return found
 
 
-def _after(end: _End, region: int, labels: Mapping, tables: Mapping) -> list[int]:
-    _, predicate, name, operands = INSTRUCTION.fullmatch(end.text).groups()
+def _after(end: tuple[str, Braces], region: int, labels: Mapping, tables: Mapping) -> list[int]:
+    text, braces = end
+    _, predicate, name, operands = INSTRUCTION.fullmatch(text).groups()
     jump = name.partition(".")[0]
     following = [region + 1] if predicate or jump not in ("bra", "brx", "ret", "exit", "trap") else []
     if jump == "bra":
-        return [*following, _found(labels, end.braces, operands.strip())]
+        return [*following, _found(labels, braces, operands.strip())]
     if jump == "brx":
-        table = _found(tables, end.braces, split_operands(operands)[-1])
-        return [*following, *(_found(labels, end.braces, each) for each in table)]
+        table = _found(tables, braces, split_operands(operands)[-1])
+        return [*following, *(_found(labels, braces, each) for each in table)]
     return following
 
 

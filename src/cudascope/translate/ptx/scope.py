@@ -33,14 +33,7 @@ SPECIAL_REGISTERS |= {
 }
 
 _ADDRESS = re.compile(r"\[\s*([^\s+\-\[\]]+)\s*(?:([+-])\s*([^\s\]]+))?\s*\]")
-_BITS = {
-    "pred": "bool",
-    "8": "uint8_t",
-    "16": "uint16_t",
-    "32": "uint32_t",
-    "64": "uint64_t",
-    "128": "unsigned __int128",
-}
+_BITS = {"pred": "bool", **{str(n): f"uint{n}_t" for n in (8, 16, 32, 64)}, "128": "unsigned __int128"}
 
 
 class Malformed(ValueError):
@@ -66,9 +59,8 @@ class Scope:
 
     def declare(self, kind: str, written: str) -> None:
         """`.reg .b32 a, b;` or `.reg .f32 r<4>;`"""
-        bits = _BITS.get(kind.lstrip("busf")) or _BITS.get(
-            {"f16x2": "32", "bf16x2": "32", "bf16": "16"}.get(kind, kind)
-        )
+        widths = {"f16x2": "32", "bf16x2": "32", "bf16": "16"}
+        bits = _BITS.get(widths.get(kind, kind if kind == "pred" else kind.lstrip("busf")))
         if bits is None:
             raise Malformed(f"a register of type .{kind}")
         for name in re.split(r"\s*,\s*", written.strip()):
@@ -79,8 +71,6 @@ class Scope:
 
     def label(self, name: str) -> str:
         return self.labels.get(name) or f"simt_{name.replace('$', '_')}_{self.number}"
-
-    # ------------------------------------------------------------------------------------------ operands
 
     def variable(self, written: str) -> str:
         """The C++ variable of a register."""
@@ -119,3 +109,8 @@ class Scope:
             raise Malformed(f"an address is written [register + offset], got {written}")
         register, sign, offset = match.groups()
         return self.value(register), f"{sign or ''}(int64_t)({self.value(offset)})" if offset else "0"
+
+    def place(self, space: str, written: str) -> str:
+        """`[register + offset]` as an address in C++, in a "generic", "shared" or "local" space."""
+        near = ", __builtin_frame_address(0)" * (space == "local")
+        return f"{P}{space}_address({', '.join(self.address(written))}{near})"

@@ -2,33 +2,27 @@
 
 import re
 
-from cudascope.translate.ptx.calls import Instruction, assign, call, expect, flags, in_scope
+from cudascope.translate.ptx.calls import Instruction, always, assign, call, expect, flags, in_scope
 from cudascope.translate.ptx.scope import P, Scope, Unknown
 
 
 def shuffle(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`shfl.sync.bfly.b32 d|p, a, b, bounds, mask;`"""
-    if words[:1] != ["sync"] or words[2:] != ["b32"] or words[1] not in ("idx", "up", "down", "bfly"):
-        raise Unknown(name)
-    expect(name, operands, 5)
-    return assign(
-        operands[0], _one(operands[0], call("shfl", [f"{P}Shuffle::{words[1]}"], _values(operands, scope))), scope
-    )
+    expect(name, operands, 5, words in [["sync", how, "b32"] for how in ("idx", "up", "down", "bfly")])
+    value = call("shfl", [f"{P}Shuffle::{words[1]}"], _values(operands, scope))
+    return assign(operands[0], _one(operands[0], value), scope)
 
 
 def vote(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`vote.sync.ballot.b32 d, p, mask;`, `vote.sync.any.pred q, p, mask;`"""
-    if words not in (["sync", "ballot", "b32"], *(["sync", each, "pred"] for each in ("any", "all", "uni"))):
-        raise Unknown(name)
-    expect(name, operands, 3)
+    known = (["sync", "ballot", "b32"], *(["sync", each, "pred"] for each in ("any", "all", "uni")))
+    expect(name, operands, 3, words in known)
     return assign(operands[0], f"{P}vote_{words[1]}({', '.join(_values(operands, scope))})", scope)
 
 
 def match(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     """`match.any.sync.b32 d, a, mask;`, `match.all.sync.b64 d|p, a, mask;`"""
-    if words[:2] not in (["any", "sync"], ["all", "sync"]) or words[2:] not in (["b32"], ["b64"]):
-        raise Unknown(name)
-    expect(name, operands, 3)
+    expect(name, operands, 3, words in [[how, "sync", bits] for how in ("any", "all") for bits in ("b32", "b64")])
     value = call(f"match_{words[0]}", [P + words[2]], _values(operands, scope))
     return assign(operands[0], _one(operands[0], value) if words[0] == "all" else value, scope)
 
@@ -43,9 +37,7 @@ def reduce(name: str, words: list[str], operands: list[str], scope: Scope) -> st
     else:
         kinds = ("b32",) if operation in ("and", "or", "xor") else ("u32", "s32")
         known = operation in ("add", "min", "max", "and", "or", "xor") and kind in kinds and not modifiers
-    if not known:
-        raise Unknown(name)
-    expect(name, operands, 3)
+    expect(name, operands, 3, known)
     arguments = [P + kind]
     if kind == "f32":
         arguments += [flags(word for word in modifiers if word == "NaN"), str("abs" in modifiers).lower()]
@@ -72,11 +64,8 @@ def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> s
         return f"__syncwarp({scope.value(operands[0])});"
     if words == ["sync"] and operands == ["0"]:
         return "__syncthreads();"
-    if (
-        words[:1] == ["red"]
-        and words[1:] in (["popc", "u32"], ["and", "pred"], ["or", "pred"])
-        and operands[1:2] == ["0"]
-    ):
+    reduces = words[:1] == ["red"] and words[1:] in (["popc", "u32"], ["and", "pred"], ["or", "pred"])
+    if reduces and operands[1:2] == ["0"]:
         expect(name, operands, 3)
         function = words[1].replace("popc", "count")
         return assign(operands[0], f"__syncthreads_{function}((bool){scope.value(operands[2])})", scope)
@@ -94,21 +83,9 @@ def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str
     return "simt_proxy_fence();" if words[:2] == ["proxy", "async"] else in_scope(words, "simt_fence();")
 
 
-def sleep(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    return "simt_yield();"
-
-
 def branch(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
     expect(name, operands, 1)
     return f"goto {scope.label(operands[0])};"
-
-
-def trap(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    return 'simt_fail("trap");'
-
-
-def leave(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
-    return "simt_exit();"
 
 
 def _values(operands: list[str], scope: Scope) -> list[str]:
@@ -147,9 +124,9 @@ THREADS: dict[str, Instruction] = {
     "barrier": barrier,
     "membar": fence,
     "fence": fence,
-    "nanosleep": sleep,
+    "nanosleep": always("simt_yield();"),
     "bra": branch,
     "call": call_function,
-    "trap": trap,
-    "exit": leave,
+    "trap": always('simt_fail("trap");'),
+    "exit": always("simt_exit();"),
 }

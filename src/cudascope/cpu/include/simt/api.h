@@ -17,58 +17,62 @@ struct simt_device_properties : cudaDeviceProp {
 
 using cudaStreamCallback_t = void (*)(cudaStream_t, cudaError_t, void*);
 
+namespace simt {
+struct Function {  // a kernel: a function, or its address as `void*`
+    const void* address;
+    template <class T>
+    Function(T* address) : address((const void*)address) {}
+};
+}  // namespace simt
+
+// A function and its asynchronous twin.
+#define SIMT_WITH_STREAM(...) (__VA_ARGS__, cudaStream_t stream = nullptr)
+#define SIMT_ASYNC(name, parameters) \
+    cudaError_t name parameters;     \
+    cudaError_t name##Async SIMT_WITH_STREAM parameters;
+
 extern "C" {
-cudaError_t cudaMalloc(void** pointer, size_t bytes);
-cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t stream);
+SIMT_ASYNC(cudaMalloc, (void** pointer, size_t bytes))
 cudaError_t cudaMallocPitch(void** pointer, size_t* pitch, size_t width, size_t height);
 cudaError_t cudaMalloc3D(cudaPitchedPtr* pointer, cudaExtent extent);
-cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned flags);
+cudaError_t cudaMallocManaged(void** pointer, size_t bytes, unsigned flags = cudaMemAttachGlobal);
 cudaError_t cudaMallocHost(void** pointer, size_t bytes);
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags);
 cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void* pointer);
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags);
 cudaError_t cudaHostGetFlags(unsigned* flags, void* host);
-cudaError_t cudaFree(void* pointer);
-cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream);
+SIMT_ASYNC(cudaFree, (void* pointer))
 cudaError_t cudaFreeHost(void* pointer);
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
 
-cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-    cudaMemcpyKind kind);
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-    cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpy3D(const cudaMemcpy3DParms* copy);
-cudaError_t cudaMemcpy3DAsync(const cudaMemcpy3DParms* copy, cudaStream_t stream);
-cudaError_t cudaMemcpyPeer(void* to, int to_device, const void* from, int from_device, size_t bytes);
-cudaError_t cudaMemcpyPeerAsync(
-    void* to, int to_device, const void* from, int from_device, size_t bytes, cudaStream_t stream);
-cudaError_t cudaMemset(void* to, int value, size_t bytes);
-cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream);
-cudaError_t cudaMemset2D(void* to, size_t pitch, int value, size_t width, size_t height);
-cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, size_t height, cudaStream_t stream);
+SIMT_ASYNC(cudaMemcpy, (void* to, const void* from, size_t bytes, cudaMemcpyKind kind))
+SIMT_ASYNC(cudaMemcpy2D, (void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+    cudaMemcpyKind kind))
+SIMT_ASYNC(cudaMemcpy3D, (const cudaMemcpy3DParms* copy))
+SIMT_ASYNC(cudaMemcpyPeer, (void* to, int to_device, const void* from, int from_device, size_t bytes))
+SIMT_ASYNC(cudaMemset, (void* to, int value, size_t bytes))
+SIMT_ASYNC(cudaMemset2D, (void* to, size_t pitch, int value, size_t width, size_t height))
 cudaError_t cudaMemset3D(cudaPitchedPtr to, int value, cudaExtent extent);
 // A variable of the program, by its address and its size.
 cudaError_t simt_copy_symbol(
-    void* symbol, size_t size, void* memory, size_t bytes, size_t offset, cudaMemcpyKind kind, bool to_symbol, bool is_async);
+    void* symbol, size_t size, void* memory, size_t bytes, size_t offset, cudaMemcpyKind kind, bool to_symbol);
 cudaError_t simt_symbol_address(void** address, void* symbol, size_t size);
 
-cudaError_t cudaLaunchKernel(
-    const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t stream);
-cudaError_t cudaLaunchCooperativeKernel(
-    const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes, cudaStream_t stream);
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments);
+cudaError_t cudaLaunchKernel(simt::Function kernel, dim3 grid, dim3 block, void** arguments, size_t shared_bytes = 0,
+    cudaStream_t stream = nullptr);
+cudaError_t cudaLaunchCooperativeKernel(simt::Function kernel, dim3 grid, dim3 block, void** arguments,
+    size_t shared_bytes = 0, cudaStream_t stream = nullptr);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, simt::Function kernel, void** arguments);
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data);
-cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
-cudaError_t cudaFuncSetCacheConfig(const void* kernel, cudaFuncCache config);
-cudaError_t cudaFuncSetSharedMemConfig(const void* kernel, cudaSharedMemConfig config);
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared_bytes);
+cudaError_t cudaFuncSetAttribute(simt::Function kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, simt::Function kernel);
+cudaError_t cudaFuncSetCacheConfig(simt::Function kernel, cudaFuncCache config);
+cudaError_t cudaFuncSetSharedMemConfig(simt::Function kernel, cudaSharedMemConfig config);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, simt::Function kernel, int threads, size_t shared_bytes);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
-    int* blocks, const void* kernel, int threads, size_t shared_bytes, unsigned flags);
+    int* blocks, simt::Function kernel, int threads, size_t shared_bytes, unsigned flags);
 
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
@@ -76,16 +80,17 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0);
 cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t callback, void* data, unsigned flags);
-cudaError_t cudaStreamAttachMemAsync(cudaStream_t stream, void* pointer, size_t bytes, unsigned flags);
+cudaError_t cudaStreamAttachMemAsync(
+    cudaStream_t stream, void* pointer, size_t bytes = 0, unsigned flags = cudaMemAttachSingle);
 cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags);
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority);
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
 
 cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
@@ -124,6 +129,8 @@ cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorName(cudaError_t error);
 const char* cudaGetErrorString(cudaError_t error);
 }
+#undef SIMT_ASYNC
+#undef SIMT_WITH_STREAM
 
 namespace simt {
 // What a launch needs to know of a kernel: `call` passes it the arguments.

@@ -75,8 +75,6 @@ SIMT_INLINE float4 atomicAdd(float4* address, float4 value) {
     return {atomicAdd(p, value.x), atomicAdd(p + 1, value.y), atomicAdd(p + 2, value.z), atomicAdd(p + 3, value.w)};
 }
 
-// ---------------------------------------------------------------------------------------------- loads with a hint
-
 #define SIMT_LOAD(name) \
     template <class T>  \
     SIMT_INLINE T name(const T* address) { return *address; }

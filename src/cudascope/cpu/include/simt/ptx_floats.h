@@ -47,40 +47,22 @@ SIMT_INLINE T fma(T a, T b, T c) {
         else return std::fma(x, y, z);
     }, a, b, c);
 }
-template <class T, unsigned F = 0>
-SIMT_INLINE T add(T a, T b) {
-    if constexpr (is_integer<T>) return sum<T, F>(a, b);
-    else return compute<T, F>([](auto x, auto y) { return x + y; }, a, b);
-}
-template <class T, unsigned F = 0>
-SIMT_INLINE T sub(T a, T b) {
-    if constexpr (is_integer<T>) return difference<T, F>(a, b);
-    else return compute<T, F>([](auto x, auto y) { return x - y; }, a, b);
-}
-template <class T, unsigned F = 0>
-SIMT_INLINE auto mul(T a, T b) {
-    if constexpr (is_integer<T>) return product<T, F>(a, b);
-    else return compute<T, F>([](auto x, auto y) { return x * y; }, a, b);
-}
+#define SIMT_PTX_OF_NUMBERS(name, parameters, of_integers, numbers, of_numbers, ...)     \
+    template <class T, unsigned F = 0>                                                   \
+    SIMT_INLINE auto name parameters {                                                   \
+        if constexpr (is_integer<T>) return of_integers;                                 \
+        else return compute<T, F>([] numbers { return of_numbers; }, __VA_ARGS__);       \
+    }
+SIMT_PTX_OF_NUMBERS(add, (T a, T b), (sum<T, F>(a, b)), (auto x, auto y), x + y, a, b)
+SIMT_PTX_OF_NUMBERS(sub, (T a, T b), (difference<T, F>(a, b)), (auto x, auto y), x - y, a, b)
+SIMT_PTX_OF_NUMBERS(mul, (T a, T b), (product<T, F>(a, b)), (auto x, auto y), x * y, a, b)
+SIMT_PTX_OF_NUMBERS(div, (T a, T b), (T)(a / b), (auto x, auto y), x / y, a, b)
+SIMT_PTX_OF_NUMBERS(neg, (T a), (T)-(u64)a, (auto x), -x, a)
+SIMT_PTX_OF_NUMBERS(abs, (T a), (a < 0 ? (T)-(u64)a : a), (auto x), std::fabs(x), a)
 template <class T, unsigned F = 0>
 SIMT_INLINE auto mad(T a, T b, typename product_of<T, F>::type c) {
     if constexpr (is_integer<T>) return sum<decltype(c), F & SAT>(product<T, F>(a, b), c);
     else return fma<T, F>(a, b, c);
-}
-template <class T, unsigned F = 0>
-SIMT_INLINE T div(T a, T b) {
-    if constexpr (is_integer<T>) return (T)(a / b);
-    else return compute<T, F>([](auto x, auto y) { return x / y; }, a, b);
-}
-template <class T, unsigned F = 0>
-SIMT_INLINE T neg(T a) {
-    if constexpr (is_integer<T>) return (T)-(u64)a;
-    else return compute<T, F>([](auto x) { return -x; }, a);
-}
-template <class T, unsigned F = 0>
-SIMT_INLINE T abs(T a) {
-    if constexpr (is_integer<T>) return a < 0 ? (T)-(u64)a : a;
-    else return compute<T, F>([](auto x) { return std::fabs(x); }, a);
 }
 
 // -0 < +0; the smaller of a number and NaN is the number, but with .NaN it is NaN; .xorsign.abs: of the magnitudes.
@@ -94,11 +76,8 @@ SIMT_INLINE T smaller(T x, T y) {
     if (std::isnan(y)) return F & NAN_WINS ? y : x;
     return x < y || (x == y && std::signbit(x)) ? x : y;
 }
-template <class T, unsigned F = 0>
-SIMT_INLINE T min(T a, T b) {
-    if constexpr (is_integer<T>) return limited<F>(a < b ? a : b);
-    else return compute<T, F>([](auto x, auto y) { return smaller<F>(x, y); }, a, b);
-}
+SIMT_PTX_OF_NUMBERS(min, (T a, T b), limited<F>(a < b ? a : b), (auto x, auto y), smaller<F>(x, y), a, b)
+#undef SIMT_PTX_OF_NUMBERS
 template <class T, unsigned F = 0>
 SIMT_INLINE T max(T a, T b) {
     if constexpr (is_integer<T>) return limited<F>(a > b ? a : b);
@@ -137,8 +116,6 @@ SIMT_PTX_OF_ONE(tanh, std::tanh(x))
 #undef SIMT_PTX_OF_ONE
 template <class T, unsigned F = 0>
 SIMT_INLINE T copysign(T sign, T a) { return std::copysign(a, sign); }
-
-// ---------------------------------------------------------------------------------------------- comparisons
 
 enum class Compare { eq, ne, lt, le, gt, ge, lo, ls, hi, hs, equ, neu, ltu, leu, gtu, geu, num, nan };
 
@@ -207,8 +184,6 @@ template <class T, unsigned F = 0>
 SIMT_INLINE T selp(T a, T b, bool first) { return first ? a : b; }
 template <class T, class S, unsigned F = 0>
 SIMT_INLINE T slct(T a, T b, S c) { return flushed<F>(c) >= 0 ? a : b; }
-
-// ---------------------------------------------------------------------------------------------- conversions
 
 template <class H, unsigned F>
 SIMT_INLINE H narrow(float x) {

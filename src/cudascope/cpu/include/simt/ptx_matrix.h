@@ -1,9 +1,6 @@
 // PTX instructions on matrices that the lanes of a warp hold together: mma, ldmatrix, stmatrix, movmatrix.
 //
-// Lane 4 g + t of a product holds, of an operand whose elements go p to a register: of A, in register r, of the row
-// g + 8 (r % 2) the columns from p t + 4 p (r / 2) on; of B the same rows of column g; of C and D in register i row
-// g + 8 (i / 2), column 2 t + i % 2. Products are exact; they are added in order of k, starting from c, in float32
-// (doubles and integers: in their own type).
+// Products are exact; they are added in order of k, starting from c, in float32 (doubles and integers: in their own type).
 #pragma once
 
 #include "ptx_floats.h"
@@ -44,25 +41,39 @@ SIMT_INLINE auto element(const R* fragment, int i) {
 template <class R>
 struct Product { const R *a, *b, *c; R* d; };
 
-template <int m, int n, int k, class D, class A, class B, class C, unsigned F, class R>
+struct Place { int row, column; };
+// Where in A, in B, in C and D element i of a lane of mma is, if `in_register` elements of A and B go to a register.
+template <int m, int in_register>
+struct InRegisters {
+    SIMT_UNSEEN static Place in_a(int lane, int i) {
+        int r = i / in_register, down = m == 16 ? r % 2 : 0, right = m == 16 ? r / 2 : r;
+        return {lane / 4 + 8 * down, in_register * (lane % 4 + 4 * right) + i % in_register};
+    }
+    SIMT_UNSEEN static Place in_b(int lane, int i) {
+        return {in_register * (lane % 4 + 4 * (i / in_register)) + i % in_register, lane / 4};
+    }
+    SIMT_UNSEEN static Place in_c(int lane, int i) { return {lane / 4 + 8 * (i / 2), lane % 4 * 2 + i % 2}; }
+};
+
+template <class At, int m, int n, int k, class D, class A, class B, class C, unsigned F, class R>
 SIMT_UNSEEN void multiply(void** lanes) {
-    constexpr int in_register = 8 * sizeof(R) / bits_of<A>;  // elements of A and B
     using Sum = sum_of<D>;
-    Sum a[m][k], b[k][n];
+    Sum a[m][k], b[k][n];  // of the fiber: the clock may stop it here, and start the product of another warp
     for (int lane = 0; lane < 32; ++lane) {
         const Product<R>& own = *(const Product<R>*)lanes[lane];
-        int g = lane / 4, first = lane % 4 * in_register;
         for (int i = 0; i < m * k / 32; ++i) {
-            int r = i / in_register, row = m == 16 ? r % 2 : 0, column = m == 16 ? r / 2 : r;
-            a[g + 8 * row][first + 4 * in_register * column + i % in_register] = (Sum)element<A>(own.a, i);
+            auto [row, column] = At::in_a(lane, i);
+            a[row][column] = (Sum)element<A>(own.a, i);
         }
-        for (int i = 0; i < k * n / 32; ++i)
-            b[first + 4 * in_register * (i / in_register) + i % in_register][g] = (Sum)element<B>(own.b, i);
+        for (int i = 0; i < k * n / 32; ++i) {
+            auto [row, column] = At::in_b(lane, i);
+            b[row][column] = (Sum)element<B>(own.b, i);
+        }
     }
     for (int lane = 0; lane < 32; ++lane) {
         const Product<R>& own = *(const Product<R>*)lanes[lane];
         for (int i = 0; i < m * n / 32; ++i) {
-            int row = lane / 4 + 8 * (i / 2), column = lane % 4 * 2 + i % 2;
+            auto [row, column] = At::in_c(lane, i);
             Sum sum = (Sum)element<C>(own.c, i);
             for (int l = 0; l < k; ++l) sum += a[row][l] * b[l][column];
             if constexpr (F & SATFINITE) ((D*)own.d)[i] = saturated<D>(sum);
@@ -71,15 +82,14 @@ SIMT_UNSEEN void multiply(void** lanes) {
     }
 }
 
-template <int m, int n, int k, class D, class A, class B, class C, unsigned F, class R, int a, int b, int c>
+template <int m, int n, int k, class D, class A, class B, class C, unsigned F, class R, int a, int b, int c,
+          class At = InRegisters<m, 8 * sizeof(R) / bits_of<A>>>
 SIMT_INLINE auto mma(Vector<R, a> x, Vector<R, b> y, Vector<R, c> z, int line = __builtin_LINE()) {
     Vector<R, m * n * sizeof(D) / sizeof(R) / 32> out;
     Product<R> product{x.x, y.x, z.x, out.x};
-    simt_meet(simt::PRODUCT, ~0u, &product, multiply<m, n, k, D, A, B, C, F, R>, line);
+    simt_meet(simt::PRODUCT, ~0u, &product, multiply<At, m, n, k, D, A, B, C, F, R>, line);
     return out;
 }
-
-// ---------------------------------------------------------------------------------- 8 x 8 matrices of 16 bits
 
 // Lane 8 i + r brings the address of row r of matrix i; lane 4 r + w holds the two elements from 2 w of row r.
 // Transposed, rows are columns.

@@ -21,12 +21,8 @@ SIMT_INLINE Answer shfl(u32 value, u32 by, u32 bounds, u32 mask) {
     return {simt::shuffle(function, mask, value, there ? source : lane), there};
 }
 
-SIMT_INLINE u32 warp() {
-    return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32;
-}
-SIMT_INLINE u32 warps() {
-    return (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
-}
+SIMT_INLINE u32 warp() { return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) / 32; }
+SIMT_INLINE u32 warps() { return (blockDim.x * blockDim.y * blockDim.z + 31) / 32; }
 
 SIMT_INLINE u32 vote_ballot(bool predicate, u32 mask) { return __ballot_sync(mask, predicate); }
 SIMT_INLINE bool vote_any(bool predicate, u32 mask) { return __any_sync(mask, predicate); }

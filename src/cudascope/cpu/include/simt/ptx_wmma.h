@@ -40,30 +40,19 @@ SIMT_INLINE void wmma_store(char* address, Vector<u32, registers> fragment, u32 
     });
 }
 
-template <int m, int n, int k, class D, class A, class C>
-SIMT_UNSEEN void multiply_fragments(void** lanes) {
-    using Sum = sum_of<D>;
-    Sum a[m][k], b[k][n];  // of the fiber, as those of wgmma
-    for (int lane = 0; lane < 32; ++lane) {
-        const auto& own = *(const ptx::Product<u32>*)lanes[lane];
-        for (int i = 0; i < m * k / 32; ++i) (&a[0][0])[lane * (m * k / 32) + i] = (Sum)element<A>(own.a, i);
-        for (int i = 0; i < k * n / 32; ++i) (&b[0][0])[lane * (k * n / 32) + i] = (Sum)element<A>(own.b, i);
+template <int m, int n, int k>
+struct InShares {
+    template <int rows, int columns>
+    SIMT_UNSEEN static Place in(int lane, int i) {
+        int flat = lane * (rows * columns / 32) + i;
+        return {flat / columns, flat % columns};
     }
-    for (int lane = 0; lane < 32; ++lane) {
-        const auto& own = *(const ptx::Product<u32>*)lanes[lane];
-        for (int i = 0; i < m * n / 32; ++i) {
-            int flat = lane * (m * n / 32) + i;
-            Sum sum = (Sum)element<C>(own.c, i);
-            for (int l = 0; l < k; ++l) sum += a[flat / n][l] * b[l][flat % n];
-            ((D*)own.d)[i] = (D)sum;
-        }
-    }
-}
+    SIMT_UNSEEN static Place in_a(int lane, int i) { return in<m, k>(lane, i); }
+    SIMT_UNSEEN static Place in_b(int lane, int i) { return in<k, n>(lane, i); }
+    SIMT_UNSEEN static Place in_c(int lane, int i) { return in<m, n>(lane, i); }
+};
 template <int m, int n, int k, class D, class A, class C, int a, int b, int c>
 SIMT_INLINE auto wmma_mma(Vector<u32, a> x, Vector<u32, b> y, Vector<u32, c> z, int line = __builtin_LINE()) {
-    Vector<u32, m * n * sizeof(D) / 4 / 32> out;
-    ptx::Product<u32> product{x.x, y.x, z.x, out.x};
-    simt_meet(simt::PRODUCT, ~0u, &product, multiply_fragments<m, n, k, D, A, C>, line);
-    return out;
+    return mma<m, n, k, D, A, A, C, 0, u32, a, b, c, InShares<m, n, k>>(x, y, z, line);
 }
 }  // namespace simt::ptx

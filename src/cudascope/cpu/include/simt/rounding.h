@@ -55,38 +55,29 @@ SIMT_INLINE To to_integer(From x) {
 }
 }  // namespace simt
 
-// ---------------------------------------------------------------------------------------------- by name
-
 #define SIMT_MODES(define, ...)                                                                       \
     define(rn, FE_TONEAREST, __VA_ARGS__) define(rz, FE_TOWARDZERO, __VA_ARGS__)                      \
     define(rd, FE_DOWNWARD, __VA_ARGS__) define(ru, FE_UPWARD, __VA_ARGS__)
-#define SIMT_OF_ONE(suffix, mode, To, name, From, expression) \
-    SIMT_INLINE To name##_##suffix(From x) { return simt::rounded<mode>([](From x) -> To { return expression; }, x); }
-#define SIMT_OF_TWO(suffix, mode, T, name, expression) \
-    SIMT_INLINE T name##_##suffix(T x, T y) {          \
-        return simt::rounded<mode>([](T x, T y) -> T { return expression; }, x, y); \
+#define SIMT_IN_MODE(suffix, mode, To, name, parameters, expression, ...)                             \
+    SIMT_INLINE To name##_##suffix parameters {                                                       \
+        return simt::rounded<mode>([] parameters -> To { return expression; }, __VA_ARGS__);          \
     }
-#define SIMT_OF_THREE(suffix, mode, T, name, expression)                                       \
-    SIMT_INLINE T name##_##suffix(T x, T y, T z) {                                             \
-        return simt::rounded<mode>([](T x, T y, T z) -> T { return expression; }, x, y, z);    \
-    }
-#define SIMT_ARITHMETIC(T, prefix, fused)                                                                        \
-    SIMT_MODES(SIMT_OF_TWO, T, prefix##add, x + y) SIMT_MODES(SIMT_OF_TWO, T, prefix##sub, x - y)               \
-    SIMT_MODES(SIMT_OF_TWO, T, prefix##mul, x * y) SIMT_MODES(SIMT_OF_TWO, T, prefix##div, x / y)               \
-    SIMT_MODES(SIMT_OF_ONE, T, prefix##rcp, T, 1 / x) SIMT_MODES(SIMT_OF_ONE, T, prefix##sqrt, T, std::sqrt(x)) \
-    SIMT_MODES(SIMT_OF_THREE, T, fused, std::fma(x, y, z))
+#define SIMT_OF_ONE(To, name, From, expression) SIMT_MODES(SIMT_IN_MODE, To, name, (From x), expression, x)
+#define SIMT_OF_TWO(T, name, expression) SIMT_MODES(SIMT_IN_MODE, T, name, (T x, T y), expression, x, y)
+#define SIMT_ARITHMETIC(T, prefix, fused)                                                                       \
+    SIMT_OF_TWO(T, prefix##add, x + y) SIMT_OF_TWO(T, prefix##sub, x - y) SIMT_OF_TWO(T, prefix##mul, x * y)    \
+    SIMT_OF_TWO(T, prefix##div, x / y) SIMT_OF_ONE(T, prefix##rcp, T, 1 / x)                                    \
+    SIMT_OF_ONE(T, prefix##sqrt, T, std::sqrt(x))                                                               \
+    SIMT_MODES(SIMT_IN_MODE, T, fused, (T x, T y, T z), std::fma(x, y, z), x, y, z)
 SIMT_ARITHMETIC(float, __f, __fmaf)
 SIMT_ARITHMETIC(double, __d, __fma)
 SIMT_INLINE float __frsqrt_rn(float x) { return (float)(1 / std::sqrt((double)x)); }
 SIMT_INLINE float __fmaf_ieee_rn(float x, float y, float z) { return std::fma(x, y, z); }
 
-SIMT_MODES(SIMT_OF_ONE, float, __double2float, double, (float)x)
-SIMT_MODES(SIMT_OF_ONE, float, __int2float, int, (float)x)
-SIMT_MODES(SIMT_OF_ONE, float, __uint2float, unsigned, (float)x)
-SIMT_MODES(SIMT_OF_ONE, float, __ll2float, long long, (float)x)
-SIMT_MODES(SIMT_OF_ONE, float, __ull2float, unsigned long long, (float)x)
-SIMT_MODES(SIMT_OF_ONE, double, __ll2double, long long, (double)x)
-SIMT_MODES(SIMT_OF_ONE, double, __ull2double, unsigned long long, (double)x)
+SIMT_OF_ONE(float, __double2float, double, (float)x) SIMT_OF_ONE(float, __int2float, int, (float)x)
+SIMT_OF_ONE(float, __uint2float, unsigned, (float)x) SIMT_OF_ONE(float, __ll2float, long long, (float)x)
+SIMT_OF_ONE(float, __ull2float, unsigned long long, (float)x) SIMT_OF_ONE(double, __ll2double, long long, (double)x)
+SIMT_OF_ONE(double, __ull2double, unsigned long long, (double)x)
 SIMT_INLINE double __int2double_rn(int x) { return x; }
 SIMT_INLINE double __uint2double_rn(unsigned x) { return x; }
 
@@ -115,7 +106,7 @@ SIMT_INLINE double __hiloint2double(int high, int low) {
 #undef SIMT_TO_INTEGERS
 #undef SIMT_TO_INTEGER
 #undef SIMT_ARITHMETIC
-#undef SIMT_OF_THREE
 #undef SIMT_OF_TWO
 #undef SIMT_OF_ONE
+#undef SIMT_IN_MODE
 #undef SIMT_MODES

@@ -101,8 +101,6 @@ namespace std { using ::simt_printf; }
 #define memset simt_memset
 #endif
 
-// ---------------------------------------------------------------------------------------------- barriers and fences
-
 // The line of the caller tells one barrier from another, also where the compiler makes one call of two.
 SIMT_INLINE void __syncthreads(int line = __builtin_LINE()) { simt_barrier(false, line); }
 SIMT_INLINE int __syncthreads_count(int predicate, int line = __builtin_LINE()) {

@@ -19,18 +19,13 @@ SIMT_INLINE int clamped(int x) {
 }
 }  // namespace simt
 
-#define SIMT_WORDS2(name, is_signed, expression)                                                               \
-    SIMT_INLINE unsigned name##2(unsigned a, unsigned b) {                                                     \
-        constexpr int bytes = 2;                                                                               \
-        return simt::lanewise<bytes, is_signed>(a, b, [](int x, int y) -> int { (void)bytes; return expression; }); \
-    }
-#define SIMT_WORDS4(name, is_signed, expression)                                                               \
-    SIMT_INLINE unsigned name##4(unsigned a, unsigned b) {                                                     \
-        constexpr int bytes = 1;                                                                               \
+#define SIMT_WORDS_OF(parts, name, is_signed, expression)                                                      \
+    SIMT_INLINE unsigned name##parts(unsigned a, unsigned b) {                                                 \
+        constexpr int bytes = 4 / parts;                                                                       \
         return simt::lanewise<bytes, is_signed>(a, b, [](int x, int y) -> int { (void)bytes; return expression; }); \
     }
 #define SIMT_WORDS(name, is_signed, expression) \
-    SIMT_WORDS2(name, is_signed, expression) SIMT_WORDS4(name, is_signed, expression)
+    SIMT_WORDS_OF(2, name, is_signed, expression) SIMT_WORDS_OF(4, name, is_signed, expression)
 #define SIMT_WORDS_SU(name, expression) \
     SIMT_WORDS(name##s, true, expression) SIMT_WORDS(name##u, false, expression)
 
@@ -65,8 +60,7 @@ SIMT_WORDS_OF_ONE(__vnegss, SIMT_SATURATED(true, -x))
 #undef SIMT_SATURATED
 #undef SIMT_WORDS_SU
 #undef SIMT_WORDS
-#undef SIMT_WORDS4
-#undef SIMT_WORDS2
+#undef SIMT_WORDS_OF
 
 // Sums of the absolute differences.
 SIMT_FUNCTION(unsigned, __vsadu4, (unsigned a, unsigned b), simt::dot4<false, false>(__vabsdiffu4(a, b), 0x01010101, 0))

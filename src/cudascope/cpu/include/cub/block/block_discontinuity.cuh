@@ -39,28 +39,22 @@ class BlockAdjacentDifference
 public:
     using BlockAdjacentDifference::Collective::Collective;
 
-    // out[i] becomes op(in[i], the item before it); the block's first item stays, or `edge` precedes it.
-    template <int N, class Out, class Op>
-    SIMT_METHOD void SubtractLeft(
-        T (&in)[N], Out (&out)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
-        left(in, out, op, X * Y * Z * N, edge, line);
+// out[i] becomes op(in[i], the item beside it); the block's outermost item stays, or `edge` lies beside it. Of a partial
+// tile only the first `valid` items take part.
+#define SIMT_SUBTRACT(name, side)                                                                         \
+    template <int N, class Out, class Op>                                                                 \
+    SIMT_METHOD void name(                                                                                \
+        T (&in)[N], Out (&out)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {     \
+        side(in, out, op, X * Y * Z * N, edge, line);                                                     \
+    }                                                                                                     \
+    template <int N, class Out, class Op>                                                                 \
+    SIMT_METHOD void name##PartialTile(                                                                   \
+        T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {                      \
+        side(in, out, op, valid, {}, line);                                                               \
     }
-    // Only the first `valid` items take part.
-    template <int N, class Out, class Op>
-    SIMT_METHOD void SubtractLeftPartialTile(
-        T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {
-        left(in, out, op, valid, {}, line);
-    }
-    template <int N, class Out, class Op>
-    SIMT_METHOD void SubtractRight(
-        T (&in)[N], Out (&out)[N], Op op, std::optional<T> edge = {}, Line line = {__builtin_LINE()}) {
-        right(in, out, op, X * Y * Z * N, edge, line);
-    }
-    template <int N, class Out, class Op>
-    SIMT_METHOD void SubtractRightPartialTile(
-        T (&in)[N], Out (&out)[N], Op op, int valid, Line line = {__builtin_LINE()}) {
-        right(in, out, op, valid, {}, line);
-    }
+    SIMT_SUBTRACT(SubtractLeft, left)
+    SIMT_SUBTRACT(SubtractRight, right)
+#undef SIMT_SUBTRACT
 
 private:
     template <int N, class Out, class Op>

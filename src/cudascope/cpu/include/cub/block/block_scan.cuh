@@ -83,11 +83,6 @@ public:
         fill<true>(in, out, op, earlier.value, earlier.any);
         total = earlier.total;
     }
-    template <int N, class Op, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void InclusiveScan(T (&in)[N], T (&out)[N], Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        Before earlier = before(in, op, line);
-        fill_from<true>(asked(prefix, earlier.total, line), in, out, op, earlier);
-    }
     template <int N, class Op>
     SIMT_METHOD void ExclusiveScan(
         T (&in)[N], T (&out)[N], T initial, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
@@ -95,44 +90,41 @@ public:
         fill_from<false>(initial, in, out, op, earlier);
         total = earlier.total;
     }
-    template <int N, class Op, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void ExclusiveScan(T (&in)[N], T (&out)[N], Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        Before earlier = before(in, op, line);
-        fill_from<false>(asked(prefix, earlier.total, line), in, out, op, earlier);
-    }
     // One value per thread is an array of one.
     template <class Op>
     SIMT_METHOD void InclusiveScan(T in, T& out, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         InclusiveScan(one(in), one(out), op, total, line);
-    }
-    template <class Op, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void InclusiveScan(T in, T& out, Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        InclusiveScan(one(in), one(out), op, prefix, line);
     }
     template <class Op>
     SIMT_METHOD void ExclusiveScan(
         T in, T& out, T initial, Op op, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         ExclusiveScan(one(in), one(out), initial, op, total, line);
     }
-    template <class Op, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void ExclusiveScan(T in, T& out, Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        ExclusiveScan(one(in), one(out), op, prefix, line);
-    }
     template <class In, class Out>
     SIMT_METHOD void InclusiveSum(In&& in, Out& out, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         InclusiveScan(in, out, Sum(), total, line);
-    }
-    template <class In, class Out, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void InclusiveSum(In&& in, Out& out, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        InclusiveScan(in, out, Sum(), prefix, line);
     }
     template <class In, class Out>
     SIMT_METHOD void ExclusiveSum(In&& in, Out& out, Total<T> total = {}, Line line = {__builtin_LINE()}) {
         ExclusiveScan(in, out, T(), Sum(), total, line);
     }
-    template <class In, class Out, class Prefix, class = if_callback<T, Prefix>>
-    SIMT_METHOD void ExclusiveSum(In&& in, Out& out, Prefix& prefix, Line line = {__builtin_LINE()}) {
-        ExclusiveScan(in, out, Sum(), prefix, line);
+    // The caller's `prefix` tells what comes before the block's first item.
+#define SIMT_SCAN_AFTER(name, inclusive)                                                                            \
+    template <int N, class Op, class Prefix, class = if_callback<T, Prefix>>                                        \
+    SIMT_METHOD void name##Scan(T (&in)[N], T (&out)[N], Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {     \
+        Before earlier = before(in, op, line);                                                                      \
+        fill_from<inclusive>(asked(prefix, earlier.total, line), in, out, op, earlier);                             \
+    }                                                                                                               \
+    template <class Op, class Prefix, class = if_callback<T, Prefix>>                                               \
+    SIMT_METHOD void name##Scan(T in, T& out, Op op, Prefix& prefix, Line line = {__builtin_LINE()}) {                \
+        name##Scan(one(in), one(out), op, prefix, line);                                                            \
+    }                                                                                                               \
+    template <class In, class Out, class Prefix, class = if_callback<T, Prefix>>                                    \
+    SIMT_METHOD void name##Sum(In&& in, Out& out, Prefix& prefix, Line line = {__builtin_LINE()}) {                   \
+        name##Scan(in, out, Sum(), prefix, line);                                                                   \
     }
+    SIMT_SCAN_AFTER(Inclusive, true)
+    SIMT_SCAN_AFTER(Exclusive, false)
+#undef SIMT_SCAN_AFTER
 };
 }  // namespace cub

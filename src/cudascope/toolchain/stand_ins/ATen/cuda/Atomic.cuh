@@ -43,18 +43,12 @@ __device__ __forceinline__ int64_t gpuAtomicAdd(int64_t* address, int64_t value)
     return (int64_t)atomicAdd((unsigned long long*)address, (unsigned long long)value);
 }
 __device__ __forceinline__ int64_t atomicAdd(int64_t* address, int64_t value) { return gpuAtomicAdd(address, value); }
-__device__ __forceinline__ c10::Half gpuAtomicAdd(c10::Half* address, c10::Half value) {
-    return atomicAdd((__half*)address, (__half)value);
-}
-__device__ __forceinline__ c10::Half atomicAdd(c10::Half* address, c10::Half value) {
-    return gpuAtomicAdd(address, value);
-}
-__device__ __forceinline__ c10::BFloat16 gpuAtomicAdd(c10::BFloat16* address, c10::BFloat16 value) {
-    return atomicAdd((__nv_bfloat16*)address, (__nv_bfloat16)value);
-}
-__device__ __forceinline__ c10::BFloat16 atomicAdd(c10::BFloat16* address, c10::BFloat16 value) {
-    return gpuAtomicAdd(address, value);
-}
+#define CUDASCOPE_ADD(T, Raw)                                                                              \
+    __device__ __forceinline__ T gpuAtomicAdd(T* address, T value) { return atomicAdd((Raw*)address, (Raw)value); } \
+    __device__ __forceinline__ T atomicAdd(T* address, T value) { return gpuAtomicAdd(address, value); }
+CUDASCOPE_ADD(c10::Half, __half)
+CUDASCOPE_ADD(c10::BFloat16, __nv_bfloat16)
+#undef CUDASCOPE_ADD
 #endif
 template <class T>
 __device__ __forceinline__ void gpuAtomicAdd(c10::complex<T>* address, c10::complex<T> value) {
