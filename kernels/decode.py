@@ -125,16 +125,9 @@ def fold_tiles(
 
 @triton.jit
 def attend_to_tiles(
-    tiles,  # first, end
-    queries,
-    memory,
-    keys,
-    scoring,
-    SIZES: tl.constexpr,
-    FLOAT8_BITS: tl.constexpr,
-    CAUSAL: tl.constexpr,
+    tiles, queries, memory, keys, scoring, SIZES: tl.constexpr, FLOAT8_BITS: tl.constexpr, CAUSAL: tl.constexpr
 ):
-    """Return (m, l, acc) of query rows over tiles of keys, m in units of log 2. The arguments are `fold_tiles`'.
+    """Return (m, l, acc) of query rows over tiles (first, end) of keys. The other arguments are those of `fold_tiles`.
 
     First come the tiles that all rows see whole. The others, which the window, the diagonal or the end of the keys
     cuts, pay for masks.
@@ -193,14 +186,14 @@ def store_partials(partials, slots, mask, m, l, acc, D: tl.constexpr):
 
 
 @triton.jit
-def merge_slots(state, partials, slots, mask, D: tl.constexpr):
+def merge_slots(state, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Merge partials into a row's (m, l, acc): those that `mask` selects of m [slots], l [slots] and acc [slots, D].
 
-    slots: [n] int32, from the pointers on. mask: or None. m is in units of log 2, and acc is [1, BLOCK_D].
+    state: (m, l, acc) of the partials before, or None. slots: [n] int32, from the pointers on. mask: or None. m is in
+    units of log 2, and acc is [1, BLOCK_D].
     """
-    m, l, acc = state
     m_ptr, l_ptr, acc_ptr = partials
-    dim = tl.arange(0, acc.shape[1])[None, :]
+    dim = tl.arange(0, BLOCK_D)[None, :]
     of_acc = acc_ptr + (slots[:, None] * D + dim)
     if mask is not None:
         m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
@@ -208,10 +201,28 @@ def merge_slots(state, partials, slots, mask, D: tl.constexpr):
         acc_parts = tl.load(of_acc, mask=mask[:, None] & (dim < D), other=0.0)
     else:
         m_parts, l_parts, acc_parts = tl.load(m_ptr + slots), tl.load(l_ptr + slots), tl.load(of_acc)
-    m_new = tl.maximum(m, tl.max(m_parts, axis=0))
-    alpha, weights = tl.exp2(m - finite(m_new)), tl.exp2(m_parts - finite(m_new))
-    l = l * alpha + tl.sum(weights * l_parts, axis=0)
-    return m_new, l, acc * alpha + tl.sum(weights[:, None] * acc_parts, axis=0)[None, :]
+    m = tl.max(m_parts, axis=0)
+    if state is not None:
+        m = tl.maximum(m, state[0])
+    weights = tl.exp2(m_parts - finite(m))
+    l, acc = tl.sum(weights * l_parts, axis=0), tl.sum(weights[:, None] * acc_parts, axis=0)[None, :]
+    if state is not None:
+        m_before, l_before, acc_before = state
+        alpha = tl.exp2(m_before - finite(m))
+        l, acc = l + l_before * alpha, acc + acc_before * alpha
+    return m, l, acc
+
+
+@triton.jit
+def merge_next(state, results, slot, left, SIZES: tl.constexpr, LOADS: tl.constexpr):
+    """Merge a row's partials in slots slot, slot + ROWS, …, `left` of them and at most LOADS, into (m, l, acc)."""
+    part = tl.arange(0, LOADS)
+    partials = (results.m + slot, results.l + slot, results.acc + slot * SIZES.D)
+    if (left >= LOADS) & (SIZES.D == SIZES.BLOCK_D):
+        m, l, acc = merge_slots(state, partials, part * SIZES.ROWS, None, SIZES.D, SIZES.BLOCK_D)
+    else:
+        m, l, acc = merge_slots(state, partials, part * SIZES.ROWS, part < left, SIZES.D, SIZES.BLOCK_D)
+    return m, l, acc
 
 
 # ------------------------------------------------------------------------------------------ kernels
@@ -223,7 +234,7 @@ def merge_slots(state, partials, slots, mask, D: tl.constexpr):
 )
 def decode_attention_kernel(
     q,  # [B, H, T, D], as every tensor of more than one dimension: (pointer, stride of each dimension)
-    k,  # [N, Hkv, P, D]; dense: [B, Hkv, S, D]
+    k,  # [N, P, Hkv, D]; dense: [B, Hkv, S, D]
     v,
     block_tables,  # [B, M] int32; None: dense
     table_stride,  # from row to row of block_tables
@@ -260,6 +271,8 @@ def decode_attention_kernel(
     scale, softcap, slopes, _ = scoring
     k_ptr, k_block, k_head, k_token, _ = k
     v_ptr, v_block, v_head, v_token, _ = v
+    if SIZES.P is not None:
+        k_head, k_token, v_head, v_token = k_token, k_head, v_token, v_head
     q_ptr, q_seq, q_head, q_query, _ = q
     program = tl.program_id(0)
     low, high = 0, 0
@@ -364,16 +377,11 @@ def merge_items_kernel(
     row = first_row + row_of_item
     if (count <= 1) | (row >= num_rows):
         return
-    BLOCK_D: tl.constexpr = SIZES.BLOCK_D
-    m, l = tl.full([], float("-inf"), tl.float32), tl.zeros([], tl.float32)
-    acc, part = tl.zeros([1, BLOCK_D], tl.float32), tl.arange(0, LOADS)
-    for start in range(0, count, LOADS):
-        slot = (first_slot + start) * SIZES.ROWS + row_of_item
-        partials = (results.m + slot, results.l + slot, results.acc + slot * SIZES.D)
-        if (count - start >= LOADS) & (SIZES.D == BLOCK_D):
-            m, l, acc = merge_slots((m, l, acc), partials, part * SIZES.ROWS, None, SIZES.D)
-        else:
-            m, l, acc = merge_slots((m, l, acc), partials, part * SIZES.ROWS, start + part < count, SIZES.D)
+    slot = first_slot * SIZES.ROWS + row_of_item
+    m, l, acc = merge_next(None, results, slot, count, SIZES, LOADS)
+    for start in range(LOADS, count, LOADS):
+        next_slot = slot + tl.cast(start, tl.int64) * SIZES.ROWS
+        m, l, acc = merge_next((m, l, acc), results, next_slot, count - start, SIZES, LOADS)
     m, l = tl.full([1], m, tl.float32), tl.full([1], l, tl.float32)
     query = (first_query + row // SIZES.GROUP).to(tl.int64) + tl.arange(0, 1)
     head = kv_head.to(tl.int64) * SIZES.GROUP + row % SIZES.GROUP

@@ -8,9 +8,7 @@
 //     shared memory  Q_i, K_j, V_j
 //     thread         one row of the tile; its registers hold m, l, O and the scores of KEYS keys
 //
-// With SPLIT_K = false, the kernel splits Q between the warps, as FlashAttention-2 does: no warp needs a
-// result of another warp. With SPLIT_K = true, it splits K and V, as FlashAttention-1 did: each warp
-// attends with all rows to a slice of the keys, and the warps merge their results after every tile.
+// The kernel splits Q between the warps, as FlashAttention-2 does: no warp needs a result of another warp.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -133,9 +131,9 @@ __device__ void add_PV(
     }
 }
 
-// Split-Q: each warp owns 32 rows and sees all keys of the tile. This thread attends with its own row.
+// Each warp owns 32 rows and sees all keys of the tile. This thread attends with its own row.
 template <class W>
-__device__ void split_q(
+__device__ void attend_to_tile(
     Row<W>& row,
     const typename W::vec_t* Q_i,  // shared [Br][Q_STRIDE]
     const typename W::vec_t* K_j,  // shared [Bc][VECS]
@@ -153,57 +151,6 @@ __device__ void split_q(
 #pragma unroll
         for (int c = 0; c < W::VECS; ++c)
             add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
-    }
-}
-
-// The result of a warp of split-K for one row: (m, l, O) over its slice of the keys. Its size is an odd
-// number of words: lanes with neighbouring rows use different banks.
-template <class W>
-struct WarpResult {
-    float m, l, O[W::D], unused;
-};
-
-// Lesson 3's merge.
-template <class W>
-__device__ void merge(Row<W>& row, const WarpResult<W>& other) {
-    const float m_other = other.m, m = fmaxf(row.m, m_other);
-    const float a = expf(row.m - finite(m)), b = expf(m_other - finite(m));
-    row.m = m;
-    row.l = a * row.l + b * other.l;
-#pragma unroll
-    for (int d = 0; d < W::D; ++d) row.O[d] = a * row.O[d] + b * other.O[d];
-}
-
-// Split-K: each warp attends with all rows, 32 at a time, to KEYS keys of the tile. Then the owners of the
-// rows, which are the threads of split-Q, merge the results of all warps.
-template <class W>
-__device__ void split_k(
-    Row<W>& row, const typename W::vec_t* Q_i, const typename W::vec_t* K_j, const typename W::vec_t* V_j,
-    int first, int j, int T, int S, float scale, bool causal,
-    WarpResult<W>* results)  // shared [NUM_WARPS][32]
-{
-    static_assert(W::Bc == W::NUM_WARPS * KEYS, "a slice for each warp");
-    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE, slice = warp * KEYS;
-#pragma unroll 1
-    for (int owner = 0; owner < W::NUM_WARPS; ++owner) {  // of these 32 rows
-        const int r = owner * WARP_SIZE + lane;
-        const int visible = visible_keys(first + r, T, S, causal) - j - slice;
-        WarpResult<W>& mine = results[threadIdx.x];
-        float P[KEYS], m = -INFINITY, l = 0;
-        score<W>(P, Q_i + r * W::Q_STRIDE, K_j + slice * W::VECS, visible, scale);
-        exponentiate(P, m, l);
-        mine.m = m, mine.l = l;
-#pragma unroll
-        for (int c = 0; c < W::VECS; ++c) {
-            float O[W::vec_t::SIZE] = {};
-            add_PV<W>(O, P, V_j + slice * W::VECS, c);
-#pragma unroll
-            for (int n = 0; n < W::vec_t::SIZE; ++n) mine.O[c * W::vec_t::SIZE + n] = O[n];
-        }
-        __syncthreads();  // all warps have stored their results
-        if (warp == owner)
-            for (int w = 0; w < W::NUM_WARPS; ++w) merge<W>(row, results[w * WARP_SIZE + lane]);
-        __syncthreads();  // all results have been merged
     }
 }
 
@@ -239,8 +186,8 @@ __device__ void write_tile(
 
 // ----------------------------------------------------------------------------------- the kernel
 
-// Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j and, for split-K, the results of the warps.
-template <typename scalar_t, int D, int Bc, int NUM_WARPS, bool SPLIT_K>
+// Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
+template <typename scalar_t, int D, int Bc, int NUM_WARPS>
 __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
     scalar_t* __restrict__ out,      // O [B, H, T, D], strides o_batch, o_head, o_row, 1
     float* __restrict__ lse,         // L [B, H, T]
@@ -274,12 +221,7 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
         load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);
         load_tile<W, Bc, W::VECS>(V_j, v + j * v_row, v_row, keys - j);
         __syncthreads();  // Q_i, K_j and V_j have been loaded
-        if constexpr (SPLIT_K) {
-            auto* results = reinterpret_cast<WarpResult<W>*>(V_j + Bc * W::VECS);  // [NUM_WARPS][32]
-            split_k<W>(row, Q_i, K_j, V_j, first, j, T, S, scale, causal, results);
-        } else {
-            split_q<W>(row, Q_i, K_j, V_j, first, j, T, S, scale, causal);
-        }
+        attend_to_tile<W>(row, Q_i, K_j, V_j, first, j, T, S, scale, causal);
     }
     write_tile<W>(out, lse, Q_i, row, o_row, rows);
 }

@@ -68,39 +68,26 @@ def flash_forward_kernel(
 
 
 @triton.jit
-def segment_of_queries(tile, batch, packed, T, S, ROWS: tl.constexpr):
-    """A tile of queries within its sequence, and the sequence: (batch, sequence, first query row, first key row, T, S).
+def segment_of(tile, batch, packed, T, S, TILE: tl.constexpr, OF_KEYS: tl.constexpr):
+    """A tile of keys or queries within its sequence, and (batch, sequence, first query row, first key row, T, S).
 
-    Packed sequence b has the tiles from cu_seqlens[b] // ROWS + b on (`tuning.sequence_of_each_tile`). Tensors that are
+    Packed sequence b has the tiles from cu_seqlens[b] // TILE + b on (`tuning.sequence_of_each_tile`). Tensors that are
     not packed have one sequence per batch.
     """
     sequence = batch
-    if packed is not None:
-        sequence = tl.load(packed.q_tiles + tile)
-        tile -= tl.load(packed.cu_seqlens_q + sequence) // ROWS + sequence
-    return tile, segment_of(sequence, batch, packed, T, S)
-
-
-@triton.jit
-def segment_of_keys(tile, batch, packed, T, S, COLS: tl.constexpr):
-    """The same as `segment_of_queries` for a tile of keys."""
-    sequence = batch
-    if packed is not None:
-        sequence = tl.load(packed.k_tiles + tile)
-        tile -= tl.load(packed.cu_seqlens_k + sequence) // COLS + sequence
-    return tile, segment_of(sequence, batch, packed, T, S)
-
-
-@triton.jit
-def segment_of(sequence, batch, packed, T, S):
-    """(batch, sequence, first query row, first key row, T, S) of a sequence."""
     first_q, first_k = batch.to(tl.int64) * 0, batch.to(tl.int64) * 0
     if packed is not None:
+        if OF_KEYS:
+            sequence = tl.load(packed.k_tiles + tile)
+            tile -= tl.load(packed.cu_seqlens_k + sequence) // TILE + sequence
+        else:
+            sequence = tl.load(packed.q_tiles + tile)
+            tile -= tl.load(packed.cu_seqlens_q + sequence) // TILE + sequence
         first_q = tl.load(packed.cu_seqlens_q + sequence).to(tl.int64)
         first_k = tl.load(packed.cu_seqlens_k + sequence).to(tl.int64)
         T = (tl.load(packed.cu_seqlens_q + sequence + 1) - first_q).to(tl.int32)
         S = (tl.load(packed.cu_seqlens_k + sequence + 1) - first_k).to(tl.int32)
-    return batch, sequence, first_q, first_k, T, S
+    return tile, (batch, sequence, first_q, first_k, T, S)
 
 
 @triton.jit
@@ -118,12 +105,8 @@ def load_rows(matrix, rows, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     dim = tl.arange(0, BLOCK_D)[None, :]
     elements = ptr + rows[:, None] * stride_row + dim
     if mask is not None:
-        tile = tl.load(elements, mask=mask[:, None] & (dim < D), other=0.0)
-    elif D < BLOCK_D:
-        tile = tl.load(elements, mask=dim < D, other=0.0)
-    else:
-        tile = tl.load(elements)
-    return tile
+        return tl.load(elements, mask=mask[:, None] & (dim < D), other=0.0)
+    return tl.load(elements, mask=dim < D, other=0.0) if D < BLOCK_D else tl.load(elements)
 
 
 @triton.jit
@@ -159,17 +142,6 @@ def described(matrix, start, stop, SIZES: tl.constexpr):
 
 
 @triton.jit
-def load_keys(keys, first, seen, SIZES: tl.constexpr, CUT: tl.constexpr, TMA: tl.constexpr):
-    """The tile of keys or values from `first` on, by a descriptor or by pointers."""
-    matrix, start, stop = keys
-    if TMA:
-        tile = matrix.load([first - start, 0])
-    else:
-        tile = load_tile(matrix, first, start, stop, seen, SIZES.COLS, SIZES, CUT)
-    return tile
-
-
-@triton.jit
 def fold_tiles(
     first,  # tile of keys
     end,  # the tile after the last
@@ -198,7 +170,10 @@ def fold_tiles(
         if scoring.attn_mask is not None:
             seen = visible(rows[:, None], cols[None, :], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
             some = tl.max(seen.to(tl.int32), axis=0) > 0
-        k = load_keys((k_matrix, start, stop), first_col, some, SIZES, CUT, TMA)
+        if TMA:
+            k = k_matrix.load([first_col - start, 0])
+        else:
+            k = load_tile(k_matrix, first_col, start, stop, some, COLS, SIZES, CUT)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
         if SCALE_FIRST:
             scores = capped(scores, scoring.scale, scoring.softcap)
@@ -219,7 +194,10 @@ def fold_tiles(
         if dropout is not None:
             keep = kept(first_row, first_col, number, tl.load(dropout.seed), dropout.threshold, ROWS, COLS)
             weights = tl.where(keep, weights, 0.0)
-        v = load_keys((v_matrix, start, stop), first_col, some, SIZES, CUT, TMA)
+        if TMA:
+            v = v_matrix.load([first_col - start, 0])
+        else:
+            v = load_tile(v_matrix, first_col, start, stop, some, COLS, SIZES, CUT)
         acc *= alpha[:, None]  # O' = exp(m − m') · O + P V
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return m, l, acc
@@ -260,7 +238,7 @@ def flash_attention_kernel(
     """
     pid, total = tl.program_id(0), T
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads
-    tile, segment = segment_of_queries(tile, batch, packed, T, S, SIZES.ROWS)
+    tile, segment = segment_of(tile, batch, packed, T, S, SIZES.ROWS, False)
     _, sequence, first_q, first_k, T, S = segment
     if packed is not None:
         if tile * SIZES.ROWS >= T:  # a sequence may have one tile too many

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from pagewise.kernels.arguments import Scoring
-from pagewise.kernels.flash_attention import load_rows, matrix_of_head, segment_of_keys, segment_of_queries, store_rows
+from pagewise.kernels.flash_attention import load_rows, matrix_of_head, segment_of, store_rows
 from pagewise.kernels.flash_attention_gradients import store_gradient_of_keys, store_gradient_of_queries
 from pagewise.kernels.scores import LOG2_E, visible
 
@@ -92,20 +92,24 @@ def flash_attention_delta_kernel(
 
 @triton.jit
 def store_gradients(
-    inputs,  # q, k, v, d_out
-    outputs,  # dq, dk, dv
+    inputs,
+    outputs,
     saved,
     scoring,
     window,
     dropout,
     packed,
-    counts,  # tiles of keys, tiles of queries, batches, query heads, query heads per KV head, splits
+    counts,
     T,
     S,
     KEY_SIZES: tl.constexpr,
     QUERY_SIZES: tl.constexpr,
 ):
-    """Store the gradients that this program owns: of a tile of keys, or of a tile of queries."""
+    """Store the gradients that this program owns: of a tile of keys, or of a tile of queries.
+
+    inputs: q, k, v, d_out. outputs: dq, dk, dv. counts: tiles of keys, tiles of queries, batches, query heads, query
+    heads per KV head, splits. The other arguments are those of `flash_attention_options_backward_kernel`.
+    """
     num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits = counts
     dq, dk, dv = outputs
     pid, num_kv_heads = tl.program_id(0), num_heads // group
@@ -115,7 +119,7 @@ def store_gradients(
         tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
         split_and_batch = pid // num_key_tiles // num_kv_heads
         split, batch = split_and_batch // batch_size, split_and_batch % batch_size
-        tile, segment = segment_of_keys(tile, batch, packed, T, S, KEY_SIZES.COLS)
+        tile, segment = segment_of(tile, batch, packed, T, S, KEY_SIZES.COLS, True)
         of_kv_head = (kv_head, kv_head * group + split * (group // splits), group // splits, num_heads)
         of_keys = (dk, dv, split_and_batch)
         store_gradient_of_keys(of_keys, tile, of_kv_head, segment, inputs, saved, scoring, window, dropout, KEY_SIZES)
@@ -123,7 +127,7 @@ def store_gradients(
         pid -= num_key_programs
         tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
         batch = pid // num_query_tiles // num_heads
-        tile, segment = segment_of_queries(tile, batch, packed, T, S, QUERY_SIZES.ROWS)
+        tile, segment = segment_of(tile, batch, packed, T, S, QUERY_SIZES.ROWS, False)
         heads = (head, head // group, num_heads)
         store_gradient_of_queries(dq, tile, heads, segment, inputs, saved, scoring, window, dropout, QUERY_SIZES)
 

@@ -2,7 +2,15 @@
 
 Each function computes its tiles of P = exp(S − lse) again and stores its sums. The kernels in
 `flash_attention_backward.py`, which has the formulas, call both. As in the forward, only tiles that the mask cuts pay
-for the mask.
+for the mask. What several functions here take:
+
+    segment   (batch, sequence, first query row, first key row, T, S), from `segment_of`
+    inputs    q, k, v and d_out, each (pointer, stride of each dimension)
+    saved     `Saved` of all heads, and the number of queries of a head; in a loop: of the head, or of the rows
+    scoring   `Scoring` of all heads; in a loop: of the head
+    window    None without a window; in a loop: None if no key of its tiles lies before a window
+    dropout   `Dropout` or None; `number` counts the head among all heads of all sequences
+    CUT       whether some query of these tiles does not see some key, or is beyond T
 """
 
 import triton
@@ -26,17 +34,13 @@ def saved_of_head(saved, batch, head, num_heads, first_row, total):
 @triton.jit
 def load_saved(saved, rows, T, CUT: tl.constexpr):
     """The values of `Saved` for these rows of a head. A row beyond T gets m = +∞, so that its weights are 0."""
-    log_l = None
+    mask, nothing, zero, log_l = None, None, None, None
     if CUT:
-        m = tl.load(saved.m + rows, mask=rows < T, other=float("inf"))
-        delta = tl.load(saved.delta + rows, mask=rows < T, other=0.0)
-        if saved.log_l is not None:
-            log_l = tl.load(saved.log_l + rows, mask=rows < T, other=0.0)
-    else:
-        m, delta = tl.load(saved.m + rows), tl.load(saved.delta + rows)
-        if saved.log_l is not None:
-            log_l = tl.load(saved.log_l + rows)
-    return Saved(m, log_l, delta)
+        mask, nothing, zero = rows < T, float("inf"), 0.0
+    if saved.log_l is not None:
+        log_l = tl.load(saved.log_l + rows, mask=mask, other=zero)
+    m = tl.load(saved.m + rows, mask=mask, other=nothing)
+    return Saved(m, log_l, tl.load(saved.delta + rows, mask=mask, other=zero))
 
 
 @triton.jit
@@ -65,20 +69,13 @@ def factor_of_products(scoring):
 
 @triton.jit
 def fold_queries(
-    first,  # tile of queries
-    end,  # the tile after the last
-    skipped,  # (first, number) of tiles that are left out
-    sums,  # dk, dv
-    keys,  # k and v [COLS, BLOCK_D], the index of the first; T and S
-    queries,  # q and d_out of the head as (pointer, stride of rows), `Saved` of the head
-    scoring,  # `Scoring` of the head
-    window,  # None if no key lies before a window
-    dropout,
-    number,  # of the head among all heads of all sequences
-    SIZES: tl.constexpr,
-    CUT: tl.constexpr,  # whether some query of these tiles does not see some key, or is beyond T
+    first, end, skipped, sums, keys, queries, scoring, window, dropout, number, SIZES: tl.constexpr, CUT: tl.constexpr
 ):
-    """(dk, dv) with the sums over the queries of the tiles first … end − 1 of one head."""
+    """sums = (dk, dv) with the sums over the queries of the tiles first … end − 1 of one head.
+
+    skipped: (first, number) of tiles that are left out. keys: k and v [COLS, BLOCK_D], the index of the first, T, S.
+    queries: q and d_out of the head as (pointer, stride of rows), `Saved`.
+    """
     dk, dv = sums
     k, v, first_col, T, S = keys
     q_matrix, d_out_matrix, saved = queries
@@ -127,19 +124,11 @@ def fold_queries(
 
 
 @triton.jit
-def store_gradient_of_keys(
-    outputs,  # dk and dv, the index of their batch
-    tile,  # of keys
-    heads,  # KV head, first query head, number of query heads; of all query heads
-    segment,  # batch, sequence, first query row, first key row, T, S
-    inputs,  # q, k, v, d_out
-    saved,  # `Saved`, and the number of queries of a head
-    scoring,  # `Scoring`
-    window,
-    dropout,
-    SIZES: tl.constexpr,
-):
-    """Store dK and dV of a tile of keys: sums over the queries of these heads that see a key of it."""
+def store_gradient_of_keys(outputs, tile, heads, segment, inputs, saved, scoring, window, dropout, SIZES: tl.constexpr):
+    """Store dK and dV of a tile of keys: sums over the queries of these heads that see a key of it.
+
+    outputs: dk, dv, the index of their batch. heads: KV head, first query head, number of query heads; of all heads.
+    """
     dk_tensor, dv_tensor, split_and_batch = outputs
     kv_head, first_head, heads_of_group, num_heads = heads
     batch, sequence, first_q, first_k, T, S = segment
@@ -186,20 +175,12 @@ def store_gradient_of_keys(
 
 
 @triton.jit
-def fold_keys(
-    first,  # tile of keys
-    end,  # the tile after the last
-    dq,
-    queries,  # q and d_out [ROWS, BLOCK_D], `Saved` of each, the index of the first; T and S
-    keys,  # k and v as (pointer, stride of rows); start and stop of the keys that some query here sees
-    scoring,  # as in `fold_queries`
-    window,
-    dropout,
-    number,
-    SIZES: tl.constexpr,
-    CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
-):
-    """dq with the sums over the keys of the tiles first … end − 1."""
+def fold_keys(first, end, dq, queries, keys, scoring, window, dropout, number, SIZES: tl.constexpr, CUT: tl.constexpr):
+    """dq with the sums over the keys of the tiles first … end − 1.
+
+    queries: q and d_out [ROWS, BLOCK_D], `Saved` of each, the index of the first, T, S. keys: k and v as (pointer,
+    stride of rows), start and stop of the keys that some query here sees.
+    """
     q, d_out, saved, first_row, T, S = queries
     k_matrix, v_matrix, start, stop = keys
     COLS: tl.constexpr = SIZES.COLS
@@ -233,18 +214,9 @@ def fold_keys(
 
 @triton.jit
 def store_gradient_of_queries(
-    dq_tensor,
-    tile,  # of queries
-    heads,  # query head, KV head; of all query heads
-    segment,  # this and the rest as in `store_gradient_of_keys`
-    inputs,
-    saved,
-    scoring,
-    window,
-    dropout,
-    SIZES: tl.constexpr,
+    dq_tensor, tile, heads, segment, inputs, saved, scoring, window, dropout, SIZES: tl.constexpr
 ):
-    """Store dQ of a tile of queries: a sum over the keys that they see."""
+    """Store dQ of a tile of queries: a sum over the keys that they see. heads: query head, KV head; of all heads."""
     head, kv_head, num_heads = heads
     batch, sequence, first_q, first_k, T, S = segment
     q_tensor, k_tensor, v_tensor, d_out_tensor = inputs

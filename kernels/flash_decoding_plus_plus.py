@@ -105,12 +105,14 @@ def add_weighted(acc, weights, values, WIDE: tl.constexpr):
 
 
 @triton.jit
-def rows_of_program(q, k, v, seq_lens_ptr, T, S, HKV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr):
+def rows_of_program(q, k, v, seq_lens_ptr, T, S, SIZES: tl.constexpr, HKV: tl.constexpr):
     """Return the rows of program_id(0) as (index in [B, H, T], whether the row exists, its query, pointer to its q),
     (pointer, stride of tokens) of their keys and of their values, and how many keys there are, at most S."""
     q_ptr, q_seq, q_head, q_query, _ = q
     k_ptr, k_seq, k_head, k_token, _ = k
     v_ptr, v_seq, v_head, v_token, _ = v
+    GROUP: tl.constexpr = SIZES.GROUP
+    ROWS: tl.constexpr = SIZES.ROWS
     chunks = (T * GROUP + ROWS - 1) // ROWS
     item = tl.program_id(0).to(tl.int64)
     seq, kv_head = item // (HKV * chunks), item // chunks % HKV
@@ -126,13 +128,13 @@ def rows_of_program(q, k, v, seq_lens_ptr, T, S, HKV: tl.constexpr, GROUP: tl.co
 
 
 @triton.jit
-def score_tile(q, position, keys, values, tile, S, scale, TILE: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr):
+def score_tile(q, position, keys, values, tile, S, scale, SIZES: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the scores of a tile of keys [ROWS, TILE], −∞ where hidden, and its values [TILE, BLOCK_D]."""
     k_ptr, k_token = keys
     v_ptr, v_token = values
-    key = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
-    dim = tl.arange(0, q.shape[1])[None, :]
-    mask = (key < S)[:, None] & (dim < D)
+    key = (tile * SIZES.TILE + tl.arange(0, SIZES.TILE)).to(tl.int64)
+    dim = tl.arange(0, SIZES.BLOCK_D)[None, :]
+    mask = (key < S)[:, None] & (dim < SIZES.D)
     k = tl.load(k_ptr + key[:, None] * k_token + dim, mask=mask, other=0.0)
     v = tl.load(v_ptr + key[:, None] * v_token + dim, mask=mask, other=0.0)
     visible = (key < S)[None, :]
@@ -152,12 +154,8 @@ def unified_max_attention_kernel(
     S,
     scale,
     phi,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # the power of two from D on, at least 16
+    SIZES: tl.constexpr,  # `DecodeSizes`
     HKV: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads per KV head
-    ROWS: tl.constexpr,  # query rows per program
-    TILE: tl.constexpr,  # keys per step
     CAUSAL: tl.constexpr,
 ):
     """Leave (m, l, acc) of the unified maximum. Grid (B · Hkv · chunks of rows, num_splits).
@@ -168,22 +166,24 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
+    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
     result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE).to(tl.int64)
-    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
+    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
+    q_tile, position = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D), S - num_queries + query
 
+    ROWS: tl.constexpr = SIZES.ROWS
+    TILE: tl.constexpr = SIZES.TILE
+    _, _, acc = empty(ROWS, SIZES.BLOCK_D)
     m, l = tl.full([ROWS, TILE], float("-inf"), tl.float32), tl.zeros([ROWS, TILE], tl.float32)
-    acc = tl.zeros([ROWS, BLOCK_D], tl.float32)
     for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
-        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
+        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, SIZES, CAUSAL)
         weights = exp_of_difference(scores, phi) if q_tile.dtype == tl.float32 else tl.exp(scores - phi)
         weights = rounded(weights, q_tile.dtype)
         m = tl.maximum(m, scores)
         l += weights
         acc = add_weighted(acc, weights, v_tile, WIDE=q_tile.dtype == tl.float16)
     slots = result * num_splits + split
-    store_partials(partials, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, D)
+    store_partials(partials, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, SIZES.D)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -239,12 +239,8 @@ def lazy_rescale_kernel(
     S,
     scale,
     threshold,  # in natural units; 0: the plain online softmax
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,  # the power of two from D on, at least 16
+    SIZES: tl.constexpr,  # `DecodeSizes`
     HKV: tl.constexpr,
-    GROUP: tl.constexpr,  # query heads per KV head
-    ROWS: tl.constexpr,  # query rows per program
-    TILE: tl.constexpr,  # keys per step
     CAUSAL: tl.constexpr,
     WIDE: tl.constexpr,  # weights may be larger than float16 holds
 ):
@@ -253,18 +249,18 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, HKV, GROUP, ROWS)
+    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
     result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, TILE).to(tl.int64)
+    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
     first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile, position = load_queries(q_rows, is_row, D, BLOCK_D), S - num_queries + query
+    q_tile, position = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D), S - num_queries + query
 
-    m, l, acc = empty(ROWS, BLOCK_D)
+    m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
     for tile in range(first_tile, end_tile):
-        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, TILE, D, CAUSAL)
+        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, SIZES, CAUSAL)
         largest = tl.max(scores, axis=1)
         m_new = tl.where(largest > m + threshold, largest, m)  # m' = max s if max s > m + τ else m
         alpha = tl.exp(m - finite(m_new))  # exp(m − m'): 1 for most tiles
@@ -276,4 +272,4 @@ def lazy_rescale_kernel(
             acc *= alpha[:, None]
         acc = add_weighted(acc, weights, v_tile, WIDE)
         m = m_new
-    store_partials(partials, result * num_splits + split, is_row, m, l, acc, D)
+    store_partials(partials, result * num_splits + split, is_row, m, l, acc, SIZES.D)

@@ -15,7 +15,6 @@ from pagewise.flash_attention import (
     flash_attention_1,
     flash_attention_2,
     flash_attention_varlen,
-    in_cuda,
 )
 from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, lazy_rescale_attention, unified_max_attention
@@ -56,12 +55,6 @@ def packed(q, k, v, **options):
     sums = [torch.arange(B + 1, dtype=torch.int32, device=q.device) * n for n in (T, S)]
     found = flash_attention_varlen(*rows, *sums, **options)
     return in_batches(found, (B, T, H, D))
-
-
-def split_k(q, k, v, *, scale=None, causal=False, return_lse=False):
-    """The variant of the CUDA kernel that no public function takes, because it is slower."""
-    found = in_cuda.split_k_forward(q, k, v, ScoreOptions(scale, causal))
-    return found if return_lse else found[0]
 
 
 def in_batches(found, sizes):
@@ -116,7 +109,6 @@ FUNCTIONS = {
     "FlashAttention": Function(partial(flash_attention_1, tile_rows=4, tile_cols=9), differentiable=True),
     "FlashAttention-2": Function(partial(flash_attention_2, tile_rows=4, tile_cols=9), differentiable=True),
     "flash cuda": Function(partial(flash_attention, backend="cuda"), cuda=True),
-    "split-K": Function(split_k, cuda=True),
     "paged v1": Function(partial(paged, paged_attention_v1, vllm=True), one_query=True, cuda=True),
     "paged v2": Function(partial(paged, paged_attention_v2, vllm=True), one_query=True, cuda=True),
     "paged grouped": Function(partial(paged, paged_attention_grouped, vllm=True), one_query=True, cuda=True),

@@ -12,7 +12,7 @@ from cudascope import triton_compiled
 from cudascope.toolchain.ptxas import PtxText, resources_of
 from cudascope.triton import launches
 from pagewise.flash_attention import in_triton, tuning
-from pagewise.flash_attention.ops import FlashInputs
+from pagewise.flash_attention.inputs import FlashInputs
 from pagewise.kernels.flash_attention import flash_attention_kernel, flash_forward_kernel
 from pagewise.kernels.flash_attention_backward import flash_attention_options_backward_kernel, flash_dq_kernel
 from pagewise.tools.architecture import SHARED_BYTES, Architecture

@@ -54,8 +54,7 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
         for layout in ("nhd", "vllm"):
             yield f"Triton write, {layout}, {types}", written(num_tokens, dtype, cache_dtype or dtype, layout, device)
         qkv = padded_qkv(num_tokens, num_tokens // 2 + 3, dtype, device)
-        for split, forward in (("Q", in_cuda.forward), ("K", in_cuda.split_k_forward)):
-            yield f"CUDA flash split-{split}, {str(dtype)[6:]}", partial(forward, *qkv, ScoreOptions(causal=True))
+        yield f"CUDA flash, {str(dtype)[6:]}", partial(in_cuda.forward, *qkv, ScoreOptions(causal=True))
         yield f"Triton flash, {str(dtype)[6:]}", forward_and_backward(*qkv)
         yield f"Triton flash with a window, {str(dtype)[6:]}", forward_and_backward(*qkv, window=20)
         for split in ("num_splits", "split_size"):

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 flat = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
 
 KERNELS = {
-    paged: ("v1_kernel", "v2_kernel", "grouped_kernel", "merge_kernel"),
-    flash: ("split_q_kernel", "split_k_kernel"),
+    paged: ("attention_kernel", "merge_kernel"),
+    flash: ("flash_kernel",),
     flat: ("gemv_kernel", "flat_gemm_kernel"),
 }
 
@@ -105,7 +105,6 @@ def test_flat_gemm(sm, launches):
 def test_flash_attention(sm, launches, shapes_unchecked):
     q = torch.zeros(1, 1, 1, 64, dtype=BFLOAT16)
     flash.forward(q, q, q, ScoreOptions())
-    flash.split_k_forward(q, q, q, ScoreOptions())
     assert_compile_and_fit(launches, sm)
     too_large = {
         (dtype, head_size)

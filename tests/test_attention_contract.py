@@ -355,7 +355,7 @@ FLASH = {"flash torch", "flash triton", "flash packed torch", "flash packed trit
 PAPERS = {"FlashAttention", "FlashAttention-2"}
 READ_VALUES = {"paged torch", "paged split torch", "varlen torch"}
 LOOPS = {*PAPERS, *READ_VALUES, "online", "decode split torch", "decode sized torch", "unified torch", "lazy torch"}
-WITHOUT_BACKWARD = (KERNELS - FLASH - {"split-K", "decode shared triton"}) | {"unified torch"}
+WITHOUT_BACKWARD = (KERNELS - FLASH - {"decode shared triton"}) | {"unified torch"}
 REFUSES = {
     **dict.fromkeys(("backward in autocast", "backward", "checkpoint"), WITHOUT_BACKWARD),
     "vectorised jacobian": WITHOUT_BACKWARD | PAPERS,

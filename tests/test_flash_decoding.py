@@ -6,6 +6,8 @@ from itertools import accumulate
 import flash_cases
 import pytest
 import torch
+import triton
+import triton.language as tl
 from attention_functions import in_programs
 from covering import all_cases, covering, is_full, label
 from decode_compile import DTYPES
@@ -15,8 +17,10 @@ from hypothesis import strategies as st
 from conftest import DEVICES, assert_results
 from pagewise.flash_decoding import Splits, equal_ranges, flash_decoding, num_splits_heuristic
 from pagewise.flash_decoding.work_plan import pieces_of
+from pagewise.kernels.arguments import DecodeSizes
 from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel
+from pagewise.kernels.work_plan import keys_of_item
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
@@ -315,7 +319,7 @@ def test_packed_sequences_are_two_parts(kernel_device, monkeypatch):
     """Decoding rows take the smallest tile, and chunks the largest. A chunk is cut only if it has very many keys."""
     gpu = Architecture(90, 232448, 132)
     monkeypatch.setattr(in_triton, "architecture", lambda device: gpu)
-    q, k = torch.empty(1, 8, 271, 128).half(), torch.empty(1, 2, 16, 128).half()
+    q, k = torch.empty(1, 8, 271, 128).half(), torch.empty(1, 16, 2, 128).half()
     ends = torch.empty(17, dtype=torch.int32)
     for capacity, splits in ((1024, 1), (100_000, 25)):
         tables = torch.empty(16, capacity // 16, dtype=torch.int32)
@@ -397,3 +401,44 @@ def test_gradients_come_from_torch(device):
     theirs = torch.autograd.grad(attention(*qkv, **options).sum(), [*qkv, slopes])
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b)
+
+
+# ------------------------------------------------------------------------------------------ slots, impossible lengths
+
+
+@pytest.mark.parametrize("splits", [("num", 12), ("size", 32), ("share", 30)], ids=str)
+@pytest.mark.parametrize("head_size", [16, 20])
+def test_a_slot_is_read_only_after_it_was_written(splits, head_size, kernel_device, monkeypatch):
+    """The memory of the slots holds NaN. A last row with a whole group of heads writes no number after its slot."""
+    made = []
+
+    def with_nan(slots, D, device):
+        room = [torch.full((slots * n + 4,), torch.nan, device=device) for n in (1, 1, D)]
+        made.extend(room)
+        return tuple(x[:-4] for x in room)
+
+    monkeypatch.setattr(in_triton, "partial_results", with_nan)
+    q, k, v = (torch.randn(3, heads, n, head_size, device=kernel_device) for heads, n in ((16, 1), (1, 700), (1, 700)))
+    lens = torch.tensor([700, 40, 640], dtype=torch.int32, device=kernel_device)
+    out, lse = in_triton.attend(q, k, v, ScoreOptions(), splits, seq_lens=lens)
+    for b, n in enumerate(lens.tolist()):
+        right, right_lse = attention(q[b, None], k[b, None, :, :n], v[b, None, :, :n], return_lse=True)
+        torch.testing.assert_close(out[b, None], right, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(lse[b, None], right_lse, rtol=1e-4, atol=1e-5)
+    assert all(x[-4:].isnan().all() for x in made)
+
+
+@triton.jit
+def keys_kernel(seq_lens, found, capacity, SIZES: tl.constexpr):
+    seq = tl.program_id(0)
+    first_key, end_key, length, _ = keys_of_item(seq, 0, SIZES.GROUP, seq_lens, capacity, 2**31 - 1, SIZES, False)
+    tl.store(found + 3 * seq, first_key)
+    tl.store(found + 3 * seq + 1, end_key)
+    tl.store(found + 3 * seq + 2, length)
+
+
+def test_a_sequence_of_an_impossible_length_has_no_keys(kernel_device):
+    lens = torch.tensor([-1, 0, 5, 6, 2**31 - 1], dtype=torch.int32, device=kernel_device)
+    found, sizes = torch.full((15,), -1, dtype=torch.int32, device=kernel_device), DecodeSizes(None, 16, 16, 1, 16, 32)
+    launch(keys_kernel, (5,), seq_lens=lens, found=found, capacity=5, SIZES=sizes, outputs=(found,))
+    assert found.view(5, 3).tolist() == [[0, 0, 0], [0, 0, 0], [0, 5, 5], [0, 0, 0], [0, 0, 0]]

@@ -29,7 +29,7 @@ ARCH = "sm_80"
 # The cases that launch each kernel, by the name of the kernel without "_kernel". They reach each of its barriers, and
 # enter each loop that has one twice.
 IN_CUDA = {
-    "flash_attention": ("flash", "flash split-K"),
+    "flash_attention": ("flash",),
     "flat_gemm": ("flat product",),
     "gemv": ("gemv",),
     "paged_attention_grouped": ("grouped",),

@@ -48,8 +48,8 @@ OURS = [
 ]
 if is_full():
     OURS += [
-        ("split-Q", "sm_80", of_flash(flash.forward), 2e-6),
-        ("split-K", "sm_90", of_flash(flash.split_k_forward), 2e-6),
+        ("flash", "sm_80", of_flash(flash.forward), 2e-6),
+        ("flash", "sm_90", of_flash(flash.forward), 2e-6),
         ("v2", "sm_80", of_pages(paged_attention_v2, None), 1e-3),
         ("grouped", "sm_90", of_pages(paged_attention_grouped, torch.float8_e4m3fn), 1e-3),
         ("gemv", "sm_75", of_product(gemm.on_cuda_cores, 1, torch.float16), 0),
@@ -64,7 +64,7 @@ def kernels_through_ptx(monkeypatch):
     def choose(arch: str) -> None:
         for module in (flash, paged, gemm):
             monkeypatch.setattr(module, "CudaKernel", partial(CudaKernel, through="ptx", arch=arch))
-            for name in ("_kernel", "gemv_kernel", "flat_gemm_kernel"):
+            for name in ("_kernel", "flash_kernel", "gemv_kernel", "flat_gemm_kernel"):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
 

@@ -22,7 +22,6 @@ from pagewise.options import ScoreOptions
 from pagewise.tools.work import count_work
 
 SOURCE = in_cuda.SOURCE.read_text()
-FORWARDS = {"split-Q": in_cuda.forward, "split-K": in_cuda.split_k_forward}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 AXES = {
     "lengths": ((1, 1), (1, 147), (3, 799), (64, 128), (113, 203), (127, 512), (128, 217), (239, 1), (257, 129)),
@@ -42,11 +41,6 @@ def is_quick(case):
 
 
 CASES = all_cases(AXES) if is_full() and torch.cuda.is_available() else covering(AXES, is_quick)
-
-
-@pytest.fixture(params=FORWARDS)
-def forward(request):
-    return FORWARDS[request.param]
 
 
 def random_qkv(T, S, H, Hkv, D, dtype=torch.float32, device="cpu", B=1):
@@ -81,16 +75,16 @@ WATCHED = (35, 71, 2, 1)  # a tile of queries, in which a warp has 3 and two hav
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "head_size"),
-    [("split-Q", torch.float32, 32), ("split-Q", torch.float16, 64), ("split-K", torch.float32, 32)],
+    ("dtype", "head_size"),
+    [(torch.float32, 32), (torch.float16, 64)],
 )
-def test_no_findings_under_any_schedule(name, dtype, head_size):
+def test_no_findings_under_any_schedule(dtype, head_size):
     """Every access is within bounds. No race, no divergent barrier and no uninitialised read occurs."""
     q, k, v = random_qkv(*WATCHED, head_size, dtype)
-    expected = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
+    expected = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
     for seed in (None, 1, 2):
         with cudascope.check(schedule=seed):
-            found = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
+            found = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
         assert found[0].equal(expected[0])
         assert found[1].equal(expected[1])
 
@@ -124,29 +118,20 @@ def words_moved(launch):
     return int(shared["bytes"][once].sum()) // 4
 
 
-def test_split_k_moves_more_through_shared_memory_than_split_q():
-    """Split-K adds the results that its warps exchange, with two barriers each. All other counts are equal."""
+def test_what_moves_through_shared_memory():
+    """Q, K and V on their way in, O on its way out. No warp hands a result to another."""
     Br, Bc, D, warps = in_cuda.TILE_ROWS, in_cuda.TILE_KEYS, 32, in_cuda.NUM_WARPS
     q, k, v = random_qkv(Br, 2 * Bc, 1, 1, D)
-    launches = {}
-    for name, forward in FORWARDS.items():
-        with cudascope.observe() as report:
-            forward(q, k, v, ScoreOptions())
-        (launches[name],) = report.launches
-        assert len(launches[name].trace) < 10**6  # whole
-    split_q, split_k = launches.values()
-    handed = 2 * warps * Br * (D + 2)  # words, in two tiles: m, l and O of every row, by every warp
-    assert split_k.count(space="global") == split_q.count(space="global")
-    for access in ("write", "read"):
-        more = split_k.count(access, "shared").bytes - split_q.count(access, "shared").bytes
-        assert more == 4 * handed
+    with cudascope.observe() as report:
+        in_cuda.forward(q, k, v, ScoreOptions())
+    (launch,) = report.launches
+    assert len(launch.trace) < 10**6  # whole
     tiles_in = Br * D + 2 * 2 * Bc * D
-    assert split_q.count("write", "shared").bytes == 4 * (tiles_in + Br * D)  # and O on its way out
-    assert (split_q.barriers - warps, split_k.barriers - warps) == (1 + 2 * 2, 1 + 2 * (2 + 2 * warps))
+    assert launch.count("write", "shared").bytes == 4 * (tiles_in + Br * D)  # and O on its way out
+    assert launch.barriers - warps == 1 + 2 * 2
     q_reads, kv_reads = 2 * Bc // in_cuda.STEP_KEYS * Br * D, warps * 2 * 2 * Bc * D  # a warp reads K and V for 32 rows
-    assert words_moved(split_q) == tiles_in + q_reads + kv_reads + 2 * Br * D
-    assert words_moved(split_k) == words_moved(split_q) + 2 * handed
-    assert split_q.count("shuffle").requests == 0
+    assert words_moved(launch) == tiles_in + q_reads + kv_reads + 2 * Br * D
+    assert launch.count("shuffle").requests == 0
 
 
 @pytest.mark.parametrize(("dtype", "head_size"), [(torch.float32, 32), (torch.float16, 64)])
@@ -161,7 +146,7 @@ def test_threads_that_read_the_same_column_of_q_meet_no_bank_twice(dtype, head_s
 
 # ------------------------------------------------------------------------------------------ planted mistakes
 
-SHARED_MISTAKES = {  # in what both kernels do
+MISTAKES = {
     "l not rescaled": ("    l *= alpha;\n", ""),
     "mask off by one": ("max(row + S - T + 1, 0)", "max(row + S - T, 0)"),
     "the last tile forgotten": ("j < keys; j += Bc", "j + Bc <= keys; j += Bc"),
@@ -169,36 +154,28 @@ SHARED_MISTAKES = {  # in what both kernels do
     "the row stride of k for v": ("v + j * v_row", "v + j * k_row"),
     "KV heads dealt in turn": ("kv_head = head / (gridDim.y / num_kv_heads)", "kv_head = head % num_kv_heads"),
     "lse without m": ("= row.m + logf(row.l)", "= logf(row.l)"),
+    "O not rescaled": ("row.O[d] *= alpha;", ";"),
+    "mask from the top left": ("max(row + S - T + 1, 0)", "min(row + 1, S)"),
+    "scale forgotten": ("? scale * S[k] :", "? S[k] :"),
+    "l not divided by": ("row.l > 0 ? 1 / row.l : row.l", "1"),
 }
-MISTAKES = [
-    *(("split-Q", *mistake) for mistake in SHARED_MISTAKES.items()),
-    *(("split-K", *mistake) for mistake in SHARED_MISTAKES.items() if mistake[0] != "l not rescaled"),
-    ("split-Q", "O not rescaled", ("row.O[d] *= alpha;", ";")),
-    ("split-Q", "mask from the top left", ("max(row + S - T + 1, 0)", "min(row + 1, S)")),
-    ("split-Q", "scale forgotten", ("? scale * S[k] :", "? S[k] :")),
-    ("split-Q", "l not divided by", ("row.l > 0 ? 1 / row.l : row.l", "1")),
-    ("split-K", "merged without rescaling", ("row.O[d] = a * row.O[d] + b * other.O[d]", "row.O[d] += other.O[d]")),
-    ("split-K", "a warp left out", ("w < W::NUM_WARPS; ++w) merge", "w < W::NUM_WARPS - 1; ++w) merge")),
-]
-MISTAKES = one_in_three(MISTAKES)
 
 
 def with_source(monkeypatch, source):
-    """Launch the kernels of this source instead."""
-    for name in ("split_q_kernel", "split_k_kernel"):
-        make = getattr(in_cuda, name)
-        monkeypatch.setattr(in_cuda, name, lambda *sizes, make=make: CudaKernel(source, make(*sizes).name))
+    """Launch the kernel of this source instead."""
+    make = in_cuda.flash_kernel
+    monkeypatch.setattr(in_cuda, "flash_kernel", lambda *sizes: CudaKernel(source, make(*sizes).name))
 
 
-@pytest.mark.parametrize(("name", "mistake", "change"), MISTAKES, ids=[f"{n}-{m}" for n, m, _ in MISTAKES])
-def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
-    right, wrong = change
+@pytest.mark.parametrize("mistake", one_in_three([*MISTAKES]))
+def test_planted_mistakes_are_caught(mistake, monkeypatch):
+    right, wrong = MISTAKES[mistake]
     assert right in SOURCE
     with_source(monkeypatch, SOURCE.replace(right, wrong))
     q, k, v = random_qkv(150, 201, 4, 2, 32, B=2)
 
     def matches():
-        out, lse = FORWARDS[name](q, k, v, ScoreOptions(causal=True))
+        out, lse = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
         assert_matches(out, lse, q, k, v, causal=True)
 
     with pytest.raises((AssertionError, cudascope.Finding)):  # a read past a tensor's end stops the launch
@@ -206,34 +183,31 @@ def test_planted_mistakes_are_caught(name, mistake, change, monkeypatch):
 
 
 BARRIERS = {
-    "before a tile": ("split-Q", ("        __syncthreads();                  // K_j and V_j have been read\n", "")),
-    "after a tile": ("split-Q", ("        __syncthreads();  // Q_i, K_j and V_j have been loaded\n", "")),
-    "of a warp": ("split-Q", ("    __syncwarp();  // a warp writes its own 32 rows\n", "")),
-    "before merging": ("split-K", ("        __syncthreads();  // all warps have stored their results\n", "")),
-    "after merging": ("split-K", ("        __syncthreads();  // all results have been merged\n", "")),
+    "before a tile": "        __syncthreads();                  // K_j and V_j have been read\n",
+    "after a tile": "        __syncthreads();  // Q_i, K_j and V_j have been loaded\n",
+    "of a warp": "    __syncwarp();  // a warp writes its own 32 rows\n",
 }
 
 
 @pytest.mark.parametrize("barrier", one_in_three([*BARRIERS]))
 def test_a_missing_barrier_is_a_race(barrier, monkeypatch):
-    name, (right, wrong) = BARRIERS[barrier]
-    assert SOURCE.count(right) == 1
-    with_source(monkeypatch, SOURCE.replace(right, wrong))
+    assert SOURCE.count(BARRIERS[barrier]) == 1
+    with_source(monkeypatch, SOURCE.replace(BARRIERS[barrier], ""))
     q, k, v = random_qkv(*WATCHED, 32)
     with pytest.raises(cudascope.Finding) as caught, cudascope.check():
-        FORWARDS[name](q, k, v, ScoreOptions())
+        in_cuda.forward(q, k, v, ScoreOptions())
     assert caught.value.what in ("race", "uninitialised")
 
 
 # ------------------------------------------------------------------------------------------ what is at the edges
 
 
-def test_what_no_query_of_a_tile_sees_does_no_harm(forward, kernel_device):
+def test_what_no_query_of_a_tile_sees_does_no_harm(kernel_device):
     """NaN in the last key and value: causally, only the last query looks at them."""
     q, k, v = random_qkv(200, 200, 2, 1, 32, device=kernel_device)
-    out, lse = forward(q, k, v, ScoreOptions(causal=True))
+    out, lse = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
     k[..., -1, :] = v[..., -1, :] = torch.nan
-    again, lse_again = forward(q, k, v, ScoreOptions(causal=True))
+    again, lse_again = in_cuda.forward(q, k, v, ScoreOptions(causal=True))
     assert again[..., : in_cuda.TILE_ROWS, :].equal(out[..., : in_cuda.TILE_ROWS, :])
     assert lse_again[..., :-1].equal(lse[..., :-1])
     assert again[..., -1, :].isnan().all()
@@ -268,23 +242,22 @@ def test_offsets_are_64_bit(name, dim, kernel_device, monkeypatch):
     assert in_cuda.forward(*(inputs | {name: far}).values(), ScoreOptions())[0].equal(expected)
 
 
-def test_out_lies_as_q_does(forward, kernel_device):
+def test_out_lies_as_q_does(kernel_device):
     """Without a copy where heads come after tokens; always with whole rows."""
     q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in random_qkv(9, 9, 4, 2, 32, device=kernel_device))
-    out, _ = forward(q, k, v, ScoreOptions())
+    out, _ = in_cuda.forward(q, k, v, ScoreOptions())
     assert out.stride() == q.stride()
     columns_apart = q.mT.contiguous().mT
     for other in (q.contiguous(), columns_apart, q[:, :1].expand(-1, 4, -1, -1)):
-        expected = forward(other.clone(), k, v, ScoreOptions())[0]
-        assert forward(other, k, v, ScoreOptions())[0].equal(expected)
-    assert forward(columns_apart, k, v, ScoreOptions())[0].equal(out)
+        expected = in_cuda.forward(other.clone(), k, v, ScoreOptions())[0]
+        assert in_cuda.forward(other, k, v, ScoreOptions())[0].equal(expected)
+    assert in_cuda.forward(columns_apart, k, v, ScoreOptions())[0].equal(out)
 
 
 # ------------------------------------------------------------------------------------------ compiled, without a GPU
 
 COMPILED = [
-    (make, dtype, head_size)
-    for make in (in_cuda.split_q_kernel, in_cuda.split_k_kernel)
+    (dtype, head_size)
     for head_size in in_cuda.HEAD_SIZES
     for dtype in DTYPES
     if is_full() or (head_size == 128 and dtype != torch.bfloat16)  # the largest hold most
@@ -293,8 +266,7 @@ COMPILED = [
 
 @pytest.mark.parametrize(("instantiation", "arch"), in_turns(COMPILED, ARCHITECTURES))
 def test_compiles_without_spills(instantiation, arch):
-    make, dtype, head_size = instantiation
-    resources = make(dtype, head_size).resources(arch)
+    resources = in_cuda.flash_kernel(*instantiation).resources(arch)
     assert resources.spilled_bytes == 0
     assert resources.shared_bytes == 0  # all of it dynamic: see `tile_bytes`
 
@@ -302,15 +274,10 @@ def test_compiles_without_spills(instantiation, arch):
 def test_shared_memory_is_what_the_launcher_reckons():
     """In the trace: how far the dynamic array reaches that a kernel touches."""
     q, k, v = random_qkv(128, 32, 1, 1, 32)
-    for forward, meant in (
-        (in_cuda.forward, in_cuda.tile_bytes(q.dtype, 32)),
-        (in_cuda.split_k_forward, in_cuda.tile_bytes(q.dtype, 32) + in_cuda.exchange_bytes(32)),
-    ):
-        with cudascope.observe() as report:
-            forward(q, k, v, ScoreOptions())
-        shared = report.trace[report.trace["space"] == "shared"]
-        touched = int((4 * shared["element"] + shared["bytes"]).max())
-        assert meant - touched == (0 if forward is in_cuda.forward else 4)  # the last word is padding
+    with cudascope.observe() as report:
+        in_cuda.forward(q, k, v, ScoreOptions())
+    shared = report.trace[report.trace["space"] == "shared"]
+    assert int((4 * shared["element"] + shared["bytes"]).max()) == in_cuda.tile_bytes(q.dtype, 32)
 
 
 # ------------------------------------------------------------------------------------------ interface

@@ -13,7 +13,7 @@ from covering import all_cases, covering, is_full, label
 from flash_cases import KINDS, as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, measure_tiles, tuning
-from pagewise.flash_attention.ops import FlashInputs, outputs
+from pagewise.flash_attention.inputs import FlashInputs, outputs
 from pagewise.naive_attention import attention
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 from pagewise.tools.sizes import padded
@@ -388,7 +388,7 @@ def test_tiles_are_the_first_of_the_list_until_they_are_measured(monkeypatch):
     assert tried == [*listed]
     assert tuning.tiles_for("forward", q, gpu, False) == listed[1]
     for other in (("backward", q, gpu, False), ("forward", q.float(), gpu, False), ("forward", q, gpu, True)):
-        assert tuning.tiles_for(*other) == tuning.choices(*other)[0]
+        assert tuning.tiles_for(*other) == tuning.choices(*tuning.kind_of(*other))[0]
 
 
 def test_tiles_are_measured_on_a_gpu_only():

@@ -19,9 +19,6 @@ from pagewise.flash_decoding_plus_plus.dataflow import (
     product_for,
     product_times,
 )
-from pagewise.flash_decoding_plus_plus.linear_layers import DataflowLinear, linear_shapes, replace_linear
-from pagewise.models import tiny_model
-from pagewise.naive_attention import attention
 from pagewise.tools.benchmark import TOLERANCES, relative_error
 
 CPU = torch.device("cpu")
@@ -253,37 +250,6 @@ def test_it_can_be_compiled(shapes_unchecked):
     for M in (1, 2, 17):
         x = torch.randn(M, 5).half()
         torch.testing.assert_close(compiled(x, w), linear(x, w))
-
-
-# ------------------------------------------------------------------------------------------------ a model's layers
-
-
-def test_a_models_logits_are_the_same_by_the_table(taken):
-    model, _ = tiny_model()
-    names = list(model.state_dict())
-    tokens = torch.arange(7)[None]
-
-    def logits():
-        return model(tokens, tokens, lambda layer, q, k, v: attention(q, k, v, causal=True))
-
-    expected = logits()
-    shapes = linear_shapes(model)
-    assert len(shapes) == len(set(shapes)) == 5
-    flow = Dataflow(HERE, torch.float32, dict.fromkeys(shapes, (2, 17)))
-    assert replace_linear(model, flow) is model
-    torch.testing.assert_close(logits(), expected)
-    layers = [layer for layer in model.modules() if isinstance(layer, DataflowLinear)]
-    assert taken == ["flat_gemm"] * len(layers)
-    assert len(layers) == 7 * model.config.num_hidden_layers
-    assert list(model.state_dict()) == names
-    assert linear_shapes(model) == []
-
-
-def test_layers_with_a_bias_stay():
-    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4, bias=False))
-    assert linear_shapes(model) == [(4, 6)]
-    kinds = [type(layer) for layer in replace_linear(model, table(2, 17))]
-    assert kinds == [torch.nn.Linear, DataflowLinear]
 
 
 # ------------------------------------------------------------------------------------------------ the file

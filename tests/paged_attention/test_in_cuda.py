@@ -24,7 +24,7 @@ from pagewise.paged_attention import (
     paged_attention_v2,
 )
 from pagewise.paged_attention import in_cuda as paged_cuda
-from pagewise.paged_attention.in_cuda import grouped_kernel, merge_kernel, v1_kernel, v2_kernel
+from pagewise.paged_attention.in_cuda import attention_kernel, merge_kernel
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_attention.vllm import query_heads_per_thread_block
 from pagewise.paged_blocks.cache import to_vllm_layout
@@ -231,7 +231,7 @@ def plant(monkeypatch, name, right, wrong):
         assert stages.count(right) == 1
         stages = stages.replace(right, wrong)
     changed = grouped.replace('#include "paged_attention.cu"', stages) if name == "grouped" else stages
-    make = {"v1": v1_kernel, "v2": v2_kernel, "merge": merge_kernel, "grouped": grouped_kernel}[name]
+    make = merge_kernel if name == "merge" else attention_kernel
     monkeypatch.setattr(paged_cuda, make.__name__, lambda *sizes: CudaKernel(changed, make(*sizes).name))
 
 
@@ -442,9 +442,9 @@ def instantiation(case):
     H, Hkv = case["heads"]
     sizes = case["dtype"], case["cache"] or case["dtype"], case["head_size"], case["block_size"]
     if case["version"] == "v1":
-        return v1_kernel(*sizes)
+        return attention_kernel(*sizes)
     heads = query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1
-    return v2_kernel(*sizes, 512) if heads == 1 else grouped_kernel(*sizes, 512, heads)
+    return attention_kernel(*sizes, 512) if heads == 1 else attention_kernel(*sizes, 512, heads)
 
 
 # of the largest head size that must not spill, and of the largest that is no multiple of 16
@@ -475,7 +475,7 @@ def test_shared_memory_is_what_the_launcher_reckons(query_heads):
     """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
     q = torch.empty(1, 8, 128, dtype=torch.float16)
     sizes = (q.dtype, q.dtype, 128, 16, 512)
-    kernel = v2_kernel(*sizes) if query_heads == 1 else grouped_kernel(*sizes, query_heads)
+    kernel = attention_kernel(*sizes) if query_heads == 1 else attention_kernel(*sizes, query_heads)
     assert kernel.resources("sm_90").shared_bytes == paged_cuda.shared_bytes(512, q, 16, query_heads)[0]
 
 

@@ -32,7 +32,7 @@ from pagewise.distributed import communication
 from pagewise.distributed.communication import Group, compare, send_to_next
 from pagewise.distributed.sequence import Order, check_order, checked_lengths, positions
 from pagewise.flash_attention import flash_attention, in_triton
-from pagewise.flash_attention.ops import FlashInputs
+from pagewise.flash_attention.inputs import FlashInputs
 from pagewise.online_softmax import finite
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_flag

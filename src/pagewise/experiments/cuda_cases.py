@@ -60,7 +60,6 @@ CALLS: dict[str, Callable[[torch.dtype], Case]] = {
     "v2": partial(paged, paged_attention_v2, PARTITION),
     "grouped": partial(paged, paged_attention_grouped, PARTITION),
     "flash": partial(flash, lambda *qkv: in_cuda.forward(*qkv, CAUSAL), D, num_queries=200),
-    "flash split-K": partial(flash, lambda *qkv: in_cuda.split_k_forward(*qkv, CAUSAL), D, num_queries=200),
     "gemv": partial(product, on_cuda_cores, 9),  # one row more than fits at once: the shared sums are written twice
     "flat product": partial(product, on_tensor_cores, 5),
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 import cudascope
 from cudascope import CudaKernel
 from cudascope.watch.report import Launch
-from pagewise.paged_attention.in_cuda import SOURCE, launch_v1, v1_kernel
+from pagewise.paged_attention.in_cuda import SOURCE, attention_kernel, launch_v1
 from pagewise.paged_attention.inputs import DECODING, PagedInputs
 from pagewise.paged_blocks import to_vllm_layout
 
@@ -44,7 +44,7 @@ def kernel_without(barrier: str | None) -> CudaKernel:
         lines = BARRIERS[barrier]
         assert text.count(lines) == 1, f"v1 has {text.count(lines)} places that look like {barrier!r}"
         text = text.replace(lines, lines.removesuffix(_BARRIER))
-    return CudaKernel(text, v1_kernel(torch.float16, torch.float16, HEAD_SIZE, BLOCK_SIZE).name)
+    return CudaKernel(text, attention_kernel(torch.float16, torch.float16, HEAD_SIZE, BLOCK_SIZE).name)
 
 
 @functools.cache

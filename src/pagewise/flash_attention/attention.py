@@ -9,7 +9,8 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_cuda, in_triton, tuning
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.ops import NAIVE, FlashInputs, attend
+from pagewise.flash_attention.inputs import NAIVE, FlashInputs
+from pagewise.flash_attention.ops import attend
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import (
     FLOATS,
@@ -22,6 +23,7 @@ from pagewise.tools.checks import (
     check_tensor,
 )
 from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import check_derivative, derivative_of, lacks
 
 
@@ -68,26 +70,35 @@ def flash_attention(
         ValueError, TypeError: an argument does not fit; the message names it.
         RuntimeError: differentiated twice.
     """
-    check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes, attn_mask)
-    options = options.checked(q, k.shape[2]).without_gradient()
+    numbers, refusal = _checked(q, k, v, scale, causal, window, softcap)
+    options = ScoreOptions(*numbers, alibi_slopes, attn_mask)
+    if alibi_slopes is not None or attn_mask is not None:
+        options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    refusal, prefers_cuda = None, backend == "auto" and triton_is_slow(q)
-    if backend == "cuda" or prefers_cuda:
+    if backend == "cuda" or (backend == "auto" and triton_is_slow(q)):
         derivative = derivative_of(q, k, v)
-        refusal = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
-    if backend == "cuda" and refusal:
-        others = '"torch"' if in_triton.refuses(q) else '"triton" or "torch"'
-        raise ValueError(f'backend="cuda" {refusal}; backend={others} takes it')
-    if prefers_cuda:
-        backend = "torch" if refusal else "cuda"
-    if backend == "cuda":
-        out, lse = in_cuda.forward(q, k, v, options)
-    else:
-        check_derivative("flash_attention", q, k, v, has=("backward",), remedy=NAIVE)
-        backend = choose_backend(backend, q.device, in_triton.refuses(q), others=("cuda",))
-        out, lse = attend(_inputs((q, k, v), options, dropout, (None, None), backend))
+        cannot = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
+        if not cannot:
+            out, lse = in_cuda.forward(q, k, v, options)
+            return (out, lse) if return_lse else out
+        if backend == "cuda":
+            others = '"torch"' if refusal else '"triton" or "torch"'
+            raise ValueError(f'backend="cuda" {cannot}; backend={others} takes it')
+        backend = "torch"
+    check_derivative("flash_attention", q, k, v, has=("backward",), remedy=NAIVE)
+    backend = choose_backend(backend, q.device, refusal, others=("cuda",))
+    out, lse = attend(FlashInputs.of((q, k, v), options, dropout, (None, None), backend))
     return (out, lse) if return_lse else out
+
+
+@remembers
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: int | None, softcap: float
+) -> tuple[tuple, str | None]:
+    """Return scale, causal, window and softcap, and why Triton cannot take these tensors."""
+    check_qkv(q, k, v)
+    options = ScoreOptions(scale, causal, window, softcap).checked(q, k.shape[2])
+    return (options.scale_for(q.shape[-1]), *options[1:4]), in_triton.refuses(q)
 
 
 def flash_attention_varlen(
@@ -148,7 +159,7 @@ def flash_attention_varlen(
                 raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
     backend = choose_backend(backend, q.device, in_triton.refuses(tensors[0]))
     check_derivative("flash_attention_varlen", q, k, v, has=("backward",), remedy=NAIVE)
-    out, lse = attend(_inputs(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
+    out, lse = attend(FlashInputs.of(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
     out, lse = (x[0].transpose(0, 1) for x in (out, lse))
     return (out, lse) if return_lse else out
 
@@ -190,19 +201,6 @@ def triton_is_slow(q: Tensor) -> bool:
     """Return whether q is on a GPU for which Triton emits no tensor-core instructions (sm_75)."""
     gpu = in_triton.gpu_of(q.device)
     return gpu.sm > 0 and not gpu.has_triton_tensor_cores
-
-
-def _inputs(
-    tensors: tuple[Tensor, Tensor, Tensor],
-    options: ScoreOptions,
-    dropout: Dropout,
-    cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None],
-    backend: str,
-) -> FlashInputs:
-    extra = (options.alibi_slopes, options.attn_mask, dropout.seed)
-    scale = options.scale_for(tensors[0].shape[-1])
-    numbers = (scale, options.causal, options.window, options.softcap, dropout.p)
-    return FlashInputs(*tensors, *extra, *cu_seqlens, *numbers, backend)
 
 
 def _check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:

@@ -16,7 +16,7 @@ import pagewise.kernels
 from cudascope import CudaKernel
 from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.ops import empty_like
+from pagewise.flash_attention.inputs import empty_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
@@ -29,7 +29,7 @@ HEAD_SIZES = (32, 64, 80, 96, 112, 128)
 NUM_WARPS = 4
 TILE_ROWS = 32 * NUM_WARPS  # Br: a query per thread
 STEP_KEYS = 8  # that a thread scores at once
-TILE_KEYS = NUM_WARPS * STEP_KEYS  # Bc: split-K gives each warp one step of it
+TILE_KEYS = 32  # Bc
 MAX_GRID_YZ = 65535
 
 OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
@@ -37,31 +37,16 @@ OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 _C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
 
-def split_q_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
-    """Each warp owns rows of Q, as in FlashAttention-2."""
-    return _kernel(dtype, head_size, split_k=False)
-
-
-def split_k_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
-    """Each warp owns keys of every tile, as in FlashAttention-1: to be compared with, not to be used."""
-    return _kernel(dtype, head_size, split_k=True)
-
-
 @functools.cache
-def _kernel(dtype: torch.dtype, head_size: int, *, split_k: bool) -> CudaKernel:
-    sizes = f"{head_size}, {TILE_KEYS}, {NUM_WARPS}, {str(split_k).lower()}"
-    return CudaKernel(SOURCE, f"flash_attention_kernel<{_C_TYPES[dtype]}, {sizes}>")
+def flash_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
+    """Return the kernel for this dtype and head size."""
+    return CudaKernel(SOURCE, f"flash_attention_kernel<{_C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
 
 
 def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
     """Shared memory for Q_i, whose rows are padded by 16 bytes, K_j and V_j."""
     row = head_size * dtype.itemsize
     return TILE_ROWS * (row + 16) + 2 * TILE_KEYS * row
-
-
-def exchange_bytes(head_size: int) -> int:
-    """Shared memory in which the warps of split-K exchange m, l and O of 32 rows each, with a word of padding."""
-    return TILE_ROWS * (head_size + 3) * 4
 
 
 def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout) -> str | None:
@@ -89,30 +74,7 @@ def forward(
     q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
 ) -> OutAndLse:
     """(out, lse) of `flash_attention`. `refuses` must have returned None."""
-    return torch.ops.pagewise.flash_attention_cuda(q, k, v, options.causal, options.scale_for(q.shape[-1]))
-
-
-def split_k_forward(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
-) -> OutAndLse:
-    """The same by the kernel that splits K and V between the warps."""
-    D = q.shape[-1]
-    shared = tile_bytes(q.dtype, D) + exchange_bytes(D)
-    return launch(split_k_kernel(q.dtype, D), shared, q, k, v, options.causal, options.scale_for(D))
-
-
-def launch(
-    kernel: CudaKernel, shared_bytes: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float
-) -> OutAndLse:
-    """(out, lse) by either kernel. Tensors that do not lie as the kernels read them are copied."""
-    (B, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
-    out, lse = _outputs(q)
-    if out.numel():
-        q, k, v = map(_in_vecs, (q, k, v))
-        strides = (stride for x in (out, q, k, v) for stride in x.stride()[:3])
-        grid = (cdiv(T, TILE_ROWS), H, B)
-        kernel[grid, TILE_ROWS, shared_bytes](out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
-    return out, lse
+    return _flash_attention_cuda(q, k, v, options.causal, options.scale_for(q.shape[-1]))
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,8 +94,15 @@ def _in_vecs(x: Tensor) -> Tensor:
 
 @custom_op("flash_attention_cuda", fake=lambda q, *_: _outputs(q))
 def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    kernel, shared = split_q_kernel(q.dtype, q.shape[-1]), tile_bytes(q.dtype, q.shape[-1])
-    return launch(kernel, shared, q, k, v, causal, scale)
+    (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
+    out, lse = _outputs(q)
+    if out.numel():
+        q, k, v = map(_in_vecs, (q, k, v))  # tensors that do not lie as the kernel reads them are copied
+        strides = (stride for x in (out, q, k, v) for stride in x.stride()[:3])
+        grid = (cdiv(T, TILE_ROWS), H, B)
+        kernel = flash_kernel(q.dtype, D)[grid, TILE_ROWS, tile_bytes(q.dtype, D)]
+        kernel(out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
+    return out, lse
 
 
 @counts_as("pagewise::flash_attention_cuda")

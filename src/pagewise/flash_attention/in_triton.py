@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import tuning
-from pagewise.flash_attention.ops import FlashInputs, empty_like
+from pagewise.flash_attention.inputs import FlashInputs, empty_like
 from pagewise.kernels.arguments import Dropout, Packed, Saved, Scoring, Sizes
 from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
@@ -185,7 +185,8 @@ def backward(
 
 def with_close_rows(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
     """x, copied only if a row is not contiguous or the rows are too far apart for the kernels' offsets."""
-    return x if (x.stride(-1) == 1 or x.shape[-1] == 1) and x.stride(-2) < tuning.MAX_ROW_STRIDE else x.contiguous()
+    *_, row, column = x.stride()
+    return x if (column == 1 or x.shape[-1] == 1) and row < tuning.MAX_ROW_STRIDE else x.contiguous()
 
 
 def takes_tma(x: Float[Tensor, "B heads rows D"]) -> bool:

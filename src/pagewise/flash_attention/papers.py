@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.ops import NAIVE
+from pagewise.flash_attention.inputs import NAIVE
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_counts, check_qkv, check_same, check_shape, check_tensor

@@ -127,24 +127,26 @@ Direction = Literal["forward", "backward"]
 _measured: dict[tuple, Tiles] = {}
 
 
-def choices(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> tuple[Tiles, ...]:
-    """The tiles of a launch for queries q, the likeliest first."""
-    tiles = forward_tiles if direction == "forward" else backward_tiles
-    return tiles(padded(q.shape[-1]), q.element_size(), gpu, heavy=heavy)
+def kind_of(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> tuple:
+    """What the tiles of a launch for queries q depend on."""
+    return direction, padded(q.shape[-1]), q.element_size(), gpu, heavy
+
+
+def choices(direction: Direction, block_d: int, itemsize: int, gpu: Architecture, heavy: bool) -> tuple[Tiles, ...]:
+    """The tiles of a launch, the likeliest first."""
+    return (forward_tiles if direction == "forward" else backward_tiles)(block_d, itemsize, gpu, heavy=heavy)
 
 
 def tiles_for(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> Tiles:
     """The tiles that a launch takes: those that `measure` has found for this kind of launch, or the likeliest."""
-    if _measured:
-        kind = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy)
-        return _measured.get(kind) or choices(direction, q, gpu, heavy)[0]
-    return choices(direction, q, gpu, heavy)[0]
+    kind = kind_of(direction, q, gpu, heavy)
+    return _measured.get(kind) or choices(*kind)[0]
 
 
 def measure(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool, seconds: Callable[[], float]) -> Tiles:
     """Let later launches of this kind take the tiles with which `seconds()` is smallest, and return these tiles."""
-    kind, found = (direction, padded(q.shape[-1]), q.element_size(), gpu, heavy), {}
-    for tiles in choices(direction, q, gpu, heavy):
+    kind, found = kind_of(direction, q, gpu, heavy), {}
+    for tiles in choices(*kind):
         _measured[kind] = tiles
         found[tiles] = seconds()
     _measured[kind] = min(found, key=found.get)

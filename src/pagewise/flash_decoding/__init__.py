@@ -22,6 +22,7 @@ from pagewise.paged_attention.in_triton import FILLING, INT32_MAX, SHARING, refu
 from pagewise.paged_attention.in_triton import attend as attend_in_triton
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 from pagewise.tools.tuning import num_splits_heuristic
 
@@ -72,13 +73,12 @@ def flash_decoding(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(q, k.shape[2])
-    splits = checked_splits(num_splits, split_size)
-    check_seq_lens(q, seq_lens)
+    numbers, splits, refusal = _checked(q, k, v, seq_lens, num_splits, split_size, causal, scale, window, softcap)
+    options = ScoreOptions(*numbers, alibi_slopes)
+    if alibi_slopes is not None:
+        options.checked(q, k.shape[2])
     derivative = derivative_of(q, k, v, alibi_slopes)
-    backend = choose_backend(backend, q.device, refuses(q, k, v), derivative=derivative)
-    if backend == "torch":
+    if choose_backend(backend, q.device, refusal, derivative=derivative) == "torch":
         if splits is None and seq_lens is None:
             out, lse = attend_in_splits(q, k, v, options, Splits("num", 1).bounds)
         else:
@@ -90,6 +90,26 @@ def flash_decoding(
         splits = splits or (FILLING if seq_lens is None else SHARING)
         out, lse = attend_in_triton(q, k, v, options, splits, seq_lens=seq_lens)
     return (out, lse) if return_lse else out
+
+
+@remembers
+def _checked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_lens: Tensor | None,
+    num_splits: int | None,
+    split_size: int | None,
+    causal: bool,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+) -> tuple[tuple, Splits | None, str | None]:
+    """Return scale, causal, window and softcap, the splits, and why Triton cannot take these tensors."""
+    check_qkv(q, k, v)
+    options = ScoreOptions(scale, causal, window, softcap).checked(q, k.shape[2])
+    check_seq_lens(q, seq_lens)
+    return options[:4], checked_splits(num_splits, split_size), refuses(q, k, v)
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:

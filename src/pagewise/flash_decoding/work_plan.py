@@ -74,16 +74,8 @@ def equal_ranges(tiles: Sequence[int], num_programs: int, *, min_tiles: int = 1,
     """
     ends = list(accumulate((n + start for n in tiles), initial=0))
     sharing = min(num_programs, max(1, ends[-1] // min_tiles))
-    programs = []
-    for p in range(sharing):
-        low, high = (ends[-1] * i // sharing for i in (p, p + 1))
-        pieces = [
-            Piece(item, max(low - begin - start, 0), min(high, end) - begin - start, p + item)
-            for item, (begin, end) in enumerate(pairwise(ends))
-            if max(low, begin + start) < min(high, end)
-        ]
-        programs.append(pieces)
-    return programs + [[] for _ in range(num_programs - sharing)]
+    begins = [ends[-1] * min(p, sharing) // sharing for p in range(num_programs + 1)]
+    return _pieces(ends, begins, start)
 
 
 def pieces_of(plan: Int32[Tensor, "5 columns"], tiles: Sequence[int], num_programs: int) -> list[list[Piece]]:
@@ -91,13 +83,16 @@ def pieces_of(plan: Int32[Tensor, "5 columns"], tiles: Sequence[int], num_progra
 
     plan: from `paged_attention.in_triton.shared_plan`. On a GPU the host waits for it.
     """
-    ends, begins = plan[0].tolist(), plan[1].tolist()
-    programs = []
-    for p, (low, high) in enumerate(pairwise(begins[: num_programs + 1])):
-        pieces = [
-            Piece(item, max(low - begin - 1, 0), min(high, end) - begin - 1, p + item)
-            for item, (begin, end) in enumerate(pairwise(ends[: len(tiles) + 1]))
-            if max(low, begin + 1) < min(high, end)
+    return _pieces(plan[0, : len(tiles) + 1].tolist(), plan[1, : num_programs + 1].tolist(), 1)
+
+
+def _pieces(ends: Sequence[int], begins: Sequence[int], start: int) -> list[list[Piece]]:
+    """Return the pieces of each program, from the work before each item and the work before each program."""
+    return [
+        [
+            Piece(item, max(low - begin - start, 0), min(high, end) - begin - start, p + item)
+            for item, (begin, end) in enumerate(pairwise(ends))
+            if max(low, begin + start) < min(high, end)
         ]
-        programs.append(pieces)
-    return programs
+        for p, (low, high) in enumerate(pairwise(begins))
+    ]

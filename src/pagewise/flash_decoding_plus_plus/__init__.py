@@ -3,7 +3,6 @@
 unified_max    softmax without a running maximum, and what recomputes the rows it does not suit; its cousin lazy_rescale
 flat_gemm      matrix products with few rows, padded to 8 and not to 64
 dataflow       which product for which number of rows, found by profiling
-linear_layers  a model's linear layers by such a table
 
 Hong et al. 2023.
 """
@@ -11,19 +10,4 @@ Hong et al. 2023.
 from pagewise.flash_decoding_plus_plus.dataflow import Dataflow, inflection_points, product_times
 from pagewise.flash_decoding_plus_plus.flat_gemm import flat_gemm, gemv
 from pagewise.flash_decoding_plus_plus.lazy_rescale import lazy_rescale_attention
-from pagewise.flash_decoding_plus_plus.linear_layers import linear_shapes, replace_linear
 from pagewise.flash_decoding_plus_plus.unified_max import UnifiedMax, calibrate, unified_max_attention
-
-__all__ = [
-    "Dataflow",
-    "UnifiedMax",
-    "calibrate",
-    "flat_gemm",
-    "gemv",
-    "inflection_points",
-    "lazy_rescale_attention",
-    "linear_shapes",
-    "product_times",
-    "replace_linear",
-    "unified_max_attention",
-]

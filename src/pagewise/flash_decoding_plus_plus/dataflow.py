@@ -127,7 +127,7 @@ class Dataflow:
         """Time all products on `device` for weights of each of the `shapes`, and return their inflection points.
 
         Args:
-            shapes: (N, K) of the linear layers of a model. `linear_shapes` lists them.
+            shapes: (N, K) of the linear layers of a model.
             dtype: the default is float32 on a CPU and float16 on a GPU.
 
         On a CPU, gemv and flat_gemm are simulated, so matmul is nearly always the fastest.

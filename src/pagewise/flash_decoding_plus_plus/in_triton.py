@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pagewise.flash_decoding_plus_plus.band import Band
+from pagewise.kernels.arguments import DecodeSizes
 from pagewise.paged_attention.in_triton import partial_results
 from pagewise.tools.architecture import architecture
 from pagewise.tools.launch import launch
@@ -39,7 +40,7 @@ class _Launch(NamedTuple):
         if num_splits is None:
             num_splits = splits_that_fill(items, S, tiles.keys, gpu.num_sms) if gpu.sm else 1
         num_splits = max(1, min(num_splits, cdiv(S, tiles.keys)))
-        sizes = {"D": D, "BLOCK_D": padded(D), "HKV": Hkv, "GROUP": H // Hkv, "ROWS": tiles.rows, "TILE": tiles.keys}
+        sizes = {"SIZES": DecodeSizes(None, D, padded(D), H // Hkv, tiles.rows, tiles.keys), "HKV": Hkv}
         sizes |= {"CAUSAL": causal and T > 1, **tiles.launch_options}
         return cls(tiles, (items, num_splits), sizes, partial_results(B * H * T * num_splits, D, q.device))
 

@@ -19,14 +19,16 @@ from torch import Tensor
 from pagewise.flash_decoding import refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.band import HIGH
-from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.flash_decoding_plus_plus.unified_max import checked_options
 from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_torch import equal_splits, partials_of_splits
 from pagewise.tools.checks import check_number
 from pagewise.tools.device import choose_backend
-from pagewise.tools.transforms import derivative_of
+from pagewise.tools.transforms import derivative_of, outside_graphs
 
+TILE = 64  # keys that torch folds at once
 LARGEST_THRESHOLD = math.floor(HIGH / math.log(2))  # log2: weights up to 2^τ are summed without overflow
 
 
@@ -59,11 +61,23 @@ def lazy_rescale_attention(
     options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
     if choose_backend(backend, q.device, refuses(q, k, v), derivative=derivative_of(q, k, v)) == "torch":
-        fold = functools.partial(fold_lazily, threshold=threshold)
-        splits = attend_in_splits(q, k, v, options, num_splits, fold)
-        return functools.reduce(Partial.merge, splits).output().to(q.dtype)
+        return _in_torch(q, k, v, options, num_splits, threshold)
     scale = options.scale_for(q.shape[-1])
     return in_triton.lazy_rescale(q, k, v, float(threshold), scale, options.causal, num_splits)
+
+
+@outside_graphs('lazy_rescale_attention(backend="torch")', remedy='backend="triton"')
+def _in_torch(
+    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, num_splits: int | None, threshold: float
+) -> Float[Tensor, "B H T D"]:
+    def partial_of(scores: Tensor, values: Tensor) -> Partial:
+        seen = Partial.empty(*q.shape[:3], head_size=q.shape[-1], dtype=scores.dtype, device=q.device)
+        for tile in (slice(start, start + TILE) for start in range(0, scores.shape[-1], TILE)):
+            seen = fold_lazily(seen, scores[..., tile], values[:, :, tile].to(scores.dtype), threshold=threshold)
+        return seen
+
+    splits = partials_of_splits(q, k, v, options, equal_splits(num_splits or 1), partial_of)
+    return functools.reduce(Partial.merge, splits).output().to(q.dtype)
 
 
 def fold_lazily(

@@ -21,10 +21,10 @@ from torch import Tensor
 from pagewise.flash_decoding import check_lengths, check_seq_lens, each_sequence, flash_decoding, refuses
 from pagewise.flash_decoding_plus_plus import in_triton
 from pagewise.flash_decoding_plus_plus.band import HIGH, LOW, Band
-from pagewise.flash_decoding_plus_plus.tilewise import attend_in_splits
 from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_torch import equal_splits, partials_of_splits
 from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.transforms import check_derivative, has_values, outside_graphs
@@ -123,9 +123,7 @@ def unified_max_attention(
     check_seq_lens(q, seq_lens)
     backend = choose_backend(backend, q.device, refuses(q, k, v))
     if backend == "torch":
-        if seq_lens is None:
-            return _in_torch(q, k, v, unified_max, options, num_splits)
-        return _sequence_by_sequence(q, k, v, seq_lens, unified_max, options, num_splits)
+        return _in_torch(q, k, v, seq_lens, unified_max, options, num_splits)
     if seq_lens is not None and looks(None, seq_lens):
         check_lengths(seq_lens, k.shape[2])
     limits = (float(x) for x in (unified_max.phi, unified_max.low, unified_max.high))
@@ -143,33 +141,21 @@ def checked_options(
 
 
 @outside_graphs('unified_max_attention(backend="torch")', remedy='backend="triton"')
-def _sequence_by_sequence(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    seq_lens: Int32[Tensor, " B"],
-    unified_max: UnifiedMax,
-    options: ScoreOptions,
-    num_splits: int | None,
-) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
-    sequences = each_sequence('unified_max_attention(backend="torch")', q, k, v, seq_lens)
-    if not sequences:
-        return _in_torch(q, k, v, unified_max, options, num_splits)
-    outs, recomputed = zip(*(_in_torch(*qkv, unified_max, options, num_splits) for qkv in sequences), strict=True)
-    return torch.cat(outs), torch.cat(recomputed)
-
-
-@outside_graphs('unified_max_attention(backend="torch")', remedy='backend="triton"')
 def _in_torch(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S D"],
+    seq_lens: Int32[Tensor, " B"] | None,
     unified_max: UnifiedMax,
     options: ScoreOptions,
     num_splits: int | None,
 ) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
-    fold = functools.partial(fold_unified, phi=unified_max.phi)
-    seen = add_up(attend_in_splits(q, k, v, options, num_splits, fold))
+    if seq_lens is not None and len(q):
+        sequences = each_sequence('unified_max_attention(backend="torch")', q, k, v, seq_lens)
+        results = [_in_torch(*qkv, None, unified_max, options, num_splits) for qkv in sequences]
+        return tuple(map(torch.cat, zip(*results, strict=True)))
+    partial_of = functools.partial(unified_partial, phi=unified_max.phi)
+    seen = add_up(partials_of_splits(q, k, v, options, equal_splits(num_splits or 1), partial_of))
     band = Band.of(unified_max.phi, unified_max.low, unified_max.high, k.shape[2], seen.l.dtype)
     recomputed = left_the_band(seen, band)
     out = seen.output().to(q.dtype)
@@ -180,14 +166,10 @@ def _in_torch(
     return out, recomputed
 
 
-def fold_unified(
-    seen: Partial, scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float
-) -> Partial:
-    """Fold a tile of scores and values in. Earlier sums stay as they are, because nothing is rescaled."""
-    weights = torch.exp(scores.double() - phi).to(scores.dtype)  # p = exp(s − φ), the difference to its last digit
-    l = seen.l + weights.sum(dim=-1)  # l' = l + Σ p
-    acc = seen.acc + grouped_matmul(weights, values)  # acc' = acc + P V
-    return Partial(torch.maximum(seen.m, row_max(scores)), l, acc)  # m is watched, and used for nothing
+def unified_partial(scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float) -> Partial:
+    """Return the sums of a split with φ in place of its maximum. m is watched, and used for nothing."""
+    weights = torch.exp(scores.double() - phi).to(scores.dtype)  # exp(s − φ), the difference to its last digit
+    return Partial(row_max(scores), weights.sum(dim=-1), grouped_matmul(weights, values.to(scores.dtype)))
 
 
 def add_up(splits: list[Partial]) -> Partial:

@@ -9,11 +9,13 @@ from typing import Literal
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
+from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
-from pagewise.paged_attention.inputs import DECODING, checked_inputs, used_blocks
+from pagewise.paged_attention.inputs import PagedInputs, checked_inputs, used_blocks
 from pagewise.tools.checks import check_count
 from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import derivative_of
 
 
@@ -66,19 +68,45 @@ def paged_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
+    numbers, refusal = _checked(
+        q, k_cache, v_cache, block_tables, seq_lens, scale, window, softcap, k_scale, v_scale, num_splits
+    )
+    scale, window, softcap, v_scale, num_splits = numbers
+    options = ScoreOptions(scale, True, window, softcap, alibi_slopes)
+    if alibi_slopes is not None:
+        options.checked(q[:, :, None], 1)
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    if choose_backend(backend, q.device, refusal, derivative=derivative) == "torch":
+        inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+        out, lse = gathered_attention(inputs, options, num_splits)
+        return (out, lse) if return_lse else out
+    if looks(check, block_tables, seq_lens):
+        used_blocks(PagedInputs(q, k_cache, v_cache, block_tables, seq_lens), window)
+    of_batch = {"block_tables": block_tables, "seq_lens": seq_lens, "v_scale": v_scale}
+    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, ("num", num_splits or 0), **of_batch)
+    return (out.squeeze(2), lse.squeeze(2)) if return_lse else out.squeeze(2)
+
+
+@remembers
+def _checked(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    k_scale: float,
+    v_scale: float,
+    num_splits: int | None,
+) -> tuple[tuple, str | None]:
+    """Return scale with k_scale, window, softcap, v_scale and num_splits, and why Triton cannot take the tensors."""
     if num_splits is not None:
         check_count("num_splits", num_splits)
-    options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
+        num_splits = int(num_splits)
+    options = ScoreOptions(scale, True, window, softcap)
     tensors = (q, k_cache, v_cache, block_tables, seq_lens)
     inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
-    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    if choose_backend(backend, q.device, in_triton.refuses(inputs), derivative=derivative) == "torch":
-        out, lse = gathered_attention(inputs, options, num_splits)
-    else:
-        if looks(check, block_tables, seq_lens):
-            used_blocks(inputs, window)
-        splits = ("num", num_splits or 0)
-        tables = {"block_tables": block_tables, "seq_lens": seq_lens, "v_scale": inputs.v_scale}
-        k, v = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
-        out, lse = (x.squeeze(2) for x in in_triton.attend(q[:, :, None], k, v, options, splits, **tables))
-    return (out, lse) if return_lse else out
+    numbers = (options.scale, options.window, options.softcap, inputs.v_scale, num_splits)
+    return numbers, in_triton.refuses(inputs)

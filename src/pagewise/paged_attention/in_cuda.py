@@ -10,10 +10,9 @@ The kernels are in kernels/paged_attention.cu and kernels/paged_attention_groupe
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
@@ -46,34 +45,23 @@ _C_TYPES = {
 }
 
 
-def v1_kernel(dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int, block_size: int) -> CudaKernel:
-    """Return the kernel whose thread blocks see a whole sequence."""
-    return _kernel(SOURCE, "paged_attention_v1_kernel", dtype, cache_dtype, head_size, block_size, NUM_THREADS)
-
-
-def v2_kernel(
-    dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int, block_size: int, partition_size: int
+def attention_kernel(
+    dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int, block_size: int, *parts: int
 ) -> CudaKernel:
-    """Return the kernel whose thread blocks see one partition of a sequence."""
-    sizes = (head_size, block_size, NUM_THREADS, partition_size)
-    return _kernel(SOURCE, "paged_attention_v2_kernel", dtype, cache_dtype, *sizes)
-
-
-def grouped_kernel(dtype: torch.dtype, cache_dtype: torch.dtype, *sizes: int) -> CudaKernel:
-    """Return the kernel of several heads per thread block. Sizes: as of `v2_kernel`, then the number of heads."""
-    head_size, block_size, *others = sizes
-    template = "paged_attention_grouped_kernel"
-    return _kernel(GROUPED_SOURCE, template, dtype, cache_dtype, head_size, block_size, NUM_THREADS, *others)
+    """Return v1; with a partition size in `parts` v2; and with a number of query heads after it the grouped kernel."""
+    name = ("v1", "v2", "grouped")[len(parts)]
+    return _kernel(name, dtype, cache_dtype, head_size, block_size, NUM_THREADS, *parts)
 
 
 def merge_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
     """Return the kernel that merges the partitions of v2 and of the grouped kernel."""
-    return _kernel(SOURCE, "paged_attention_merge_kernel", dtype, head_size, NUM_THREADS)
+    return _kernel("merge", dtype, head_size, NUM_THREADS)
 
 
 @functools.cache
-def _kernel(source: Path, template: str, *arguments: torch.dtype | int) -> CudaKernel:
-    return CudaKernel(source, f"{template}<{', '.join(_C_TYPES.get(each, str(each)) for each in arguments)}>")
+def _kernel(name: str, *arguments: torch.dtype | int) -> CudaKernel:
+    in_c = ", ".join(_C_TYPES.get(each, str(each)) for each in arguments)
+    return CudaKernel(GROUPED_SOURCE if name == "grouped" else SOURCE, f"paged_attention_{name}_kernel<{in_c}>")
 
 
 # ---------------------------------------------------------------------------------------------- shared memory
@@ -131,25 +119,7 @@ def attend(
     """
     *tensors, v_scale = inputs
     numbers = (max_seq_len, options.scale_for(inputs.q.shape[-1]), options.alibi_slopes, v_scale)
-    return torch.ops.pagewise.paged_attention_cuda(*tensors, *numbers, partition_size, query_heads)
-
-
-class Arguments(NamedTuple):
-    """The arguments that v1, v2 and the grouped kernel have in common, in their order."""
-
-    q: Float[Tensor, "B H D"]
-    k_cache: Shaped[Tensor, "N Hkv D_x P x"]
-    v_cache: Shaped[Tensor, "N Hkv D P"]
-    block_tables: Int32[Tensor, "B M"]
-    seq_lens: Int32[Tensor, " B"]
-    alibi_slopes: Float[Tensor, " H"] | None
-    num_kv_heads: int
-    max_seq_len: int
-    scale: float
-    q_stride: int
-    kv_block_stride: int
-    kv_head_stride: int
-    table_stride: int
+    return _paged_attention(*tensors, *numbers, partition_size, query_heads)
 
 
 def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -171,48 +141,51 @@ def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
             raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides}")
 
 
-def _arguments(tensors: tuple[Tensor, ...], max_seq_len: int, scale: float, slopes: Tensor | None) -> Arguments:
-    """Copy the small tensors whose layout the kernels cannot read, and look up the strides."""
-    q, k_cache, v_cache, block_tables, seq_lens = tensors
+def _arguments(
+    inputs: tuple[Tensor, ...], max_seq_len: int, scale: float, alibi_slopes: Tensor | None
+) -> tuple[Tensor | float | None, ...]:
+    """Return the arguments that v1, v2 and the grouped kernel have in common, in their order.
+
+    Small tensors whose layout the kernels cannot read are copied.
+    """
+    q, k_cache, v_cache, block_tables, seq_lens = inputs
     check_layout(q, k_cache, v_cache)
     if q.stride(1) != q.shape[2] or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
         q = q.clone(memory_format=torch.contiguous_format)
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
-    seq_lens, slopes = seq_lens.contiguous(), None if slopes is None else slopes.contiguous()
-    numbers = (v_cache.shape[1], max_seq_len, scale, q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
-    return Arguments(q, k_cache, v_cache, block_tables, seq_lens, slopes, *numbers)
+    slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes)
+    strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
+    return *tensors, v_cache.shape[1], max_seq_len, scale, *strides
 
 
 def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:
-    """Return (out, lse) of one launch of `kernel`: `v1_kernel`, or a variant of its source that a lesson made."""
-    scale = options.scale_for(inputs.q.shape[-1])
-    arguments = _arguments(inputs[:5], max_seq_len, scale, options.alibi_slopes)
-    return _one_pass(kernel, arguments, inputs.v_scale)
-
-
-def _one_pass(kernel: CudaKernel, arguments: Arguments, v_scale: float) -> OutAndLse:
-    q, P = arguments.q, arguments.v_cache.shape[-1]
-    out, lse = _outputs(q)
+    """Return (out, lse) of one launch of `kernel`: v1, or a variant of its source that a lesson made."""
+    q, v_cache, (out, lse) = inputs.q, inputs.v_cache, _outputs(inputs.q)
+    arguments = _arguments(inputs[:5], max_seq_len, options.scale_for(q.shape[-1]), options.alibi_slopes)
     if out.numel():
-        dynamic = _dynamic_bytes("max_seq_len", arguments.max_seq_len, q, P)
-        kernel[(q.shape[1], q.shape[0]), NUM_THREADS, dynamic](out, lse, *arguments, v_scale)
+        dynamic = _dynamic_bytes("max_seq_len", max_seq_len, q, v_cache.shape[-1])
+        kernel[(q.shape[1], q.shape[0]), NUM_THREADS, dynamic](out, lse, *arguments, inputs.v_scale)
     return out, lse
 
 
-def _in_partitions(arguments: Arguments, v_scale: float, partition_size: int, query_heads: int) -> OutAndLse:
+def _in_partitions(
+    inputs: PagedInputs, options: ScoreOptions, max_seq_len: int, partition_size: int, query_heads: int
+) -> OutAndLse:
     """Return (out, lse) of two launches: all partitions in parallel, then their merge."""
-    q, P, max_seq_len = arguments.q, arguments.v_cache.shape[-1], arguments.max_seq_len
-    (B, H, D), num_partitions = q.shape, max(1, cdiv(max_seq_len, partition_size))
+    q, k_cache, v_cache, _, seq_lens, v_scale = inputs
+    (B, H, D), P, num_partitions = q.shape, v_cache.shape[-1], max(1, cdiv(max_seq_len, partition_size))
+    arguments = _arguments(inputs[:5], max_seq_len, options.scale, options.alibi_slopes)
     out, lse = _outputs(q)
     if out.numel():
         dynamic = _dynamic_bytes("partition_size", partition_size, q, P, query_heads)
         m, l = lse.new_empty(2, B, H, num_partitions)
         acc = lse.new_empty(B, H, num_partitions, D)
-        sizes = (q.dtype, arguments.k_cache.dtype, D, P, partition_size)
-        kernel = v2_kernel(*sizes) if query_heads == 1 else grouped_kernel(*sizes, query_heads)
+        parts = (partition_size,) if query_heads == 1 else (partition_size, query_heads)
+        kernel = attention_kernel(q.dtype, k_cache.dtype, D, P, *parts)
         kernel[(H // query_heads, B, num_partitions), NUM_THREADS, dynamic](m, l, acc, *arguments)
-        lengths = (arguments.seq_lens, num_partitions, partition_size, max_seq_len)
+        lengths = (seq_lens.contiguous(), num_partitions, partition_size, max_seq_len)
         merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, v_scale)
     return out, lse
 
@@ -238,10 +211,12 @@ def _paged_attention(
     partition_size: int | None,
     query_heads: int,
 ) -> tuple[Tensor, Tensor]:
-    arguments = _arguments((q, k_cache, v_cache, block_tables, seq_lens), max_seq_len, scale, alibi_slopes)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    options = ScoreOptions(scale, True, alibi_slopes=alibi_slopes)
     if partition_size is not None:
-        return _in_partitions(arguments, v_scale, partition_size, query_heads)
-    return _one_pass(v1_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1]), arguments, v_scale)
+        return _in_partitions(inputs, options, max_seq_len, partition_size, query_heads)
+    kernel = attention_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
+    return launch_v1(kernel, inputs, options, max_seq_len)
 
 
 @counts_as("pagewise::paged_attention_cuda")

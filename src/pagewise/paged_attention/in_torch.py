@@ -74,15 +74,28 @@ def attend_in_splits(
     cut: Cut,
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
     """Return (out, lse) of attention, out not yet rounded: each split of the keys by itself, then lesson 3's merge."""
+    # not by lse: next to m = 60000, float32 rounds log l away
+    whole = functools.reduce(Partial.merge, partials_of_splits(q, k, v, options, cut))
+    return whole.output(), whole.lse()
+
+
+def partials_of_splits(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S D"],
+    options: ScoreOptions,
+    cut: Cut,
+    partial_of: Callable[[Tensor, Tensor], Partial] = Partial.of_heads,
+) -> list[Partial]:
+    """Return the summary of each split. partial_of makes it of scores [B,H,T,n] and values [B,Hkv,n,D]."""
     T, S = q.shape[2], k.shape[2]
     queries, partials = query_positions(T, S, q.device), []
     first = max(0, S - T + 1 - (options.window or S))
     for start, end in cut(min(first, S), S):
         keys = torch.arange(start, end, device=q.device)
         scores = masked_scores(q, k[:, :, start:end], queries, keys, options)
-        partials.append(Partial.of_heads(scores, v[:, :, start:end]))
-    whole = functools.reduce(Partial.merge, partials)  # not by lse: next to m = 60000, float32 rounds log l away
-    return whole.output(), whole.lse()
+        partials.append(partial_of(scores, v[:, :, start:end]))
+    return partials
 
 
 @outside_graphs("streamed_attention", remedy='paged_attention(backend="triton")')

@@ -8,6 +8,7 @@ No batch size, length, number of blocks or width of a table is a constant of the
 dtype, head size, block size and group of heads, and the host never waits for a length.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from pagewise.kernels.arguments import DecodeSizes, Results, Scoring
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks.write import EXPONENT_BITS
-from pagewise.tools.architecture import architecture
+from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_mode, without_bfloat16
 from pagewise.tools.launch import launch
@@ -66,8 +67,8 @@ SHARING = ("share", 0)  # as many programs as run at once share the work, for le
 
 def attend(
     q: Float[Tensor, "B H T D"],
-    k: Shaped[Tensor, "N Hkv P D"],  # dense keys: [B, Hkv, S, D]
-    v: Shaped[Tensor, "N Hkv P D"],
+    k: Shaped[Tensor, "..."],  # [N, P, Hkv, D]; dense keys: [B, Hkv, S, D]
+    v: Shaped[Tensor, "..."],
     options: ScoreOptions,
     splits: tuple[str, int],
     *,
@@ -84,9 +85,10 @@ def attend(
         cu_seqlens_q: q is [1, H, total_q, D], and queries cu[b] … cu[b + 1] − 1 are those of sequence b.
         plan: from `shared_plan`, for tensors of these shapes. Default: the op makes it.
     """
-    tensors = (q, k, v, block_tables, seq_lens, cu_seqlens_q, options.alibi_slopes, plan)
-    numbers = (options.scale_for(q.shape[-1]), options.causal, options.window, options.softcap, v_scale)
-    return torch.ops.pagewise.decode_attention(*tensors, *numbers, *splits)
+    _, causal, window, softcap, slopes, _ = options
+    scale = options.scale_for(q.shape[-1])
+    tensors = (q, k, v, block_tables, seq_lens, cu_seqlens_q, slopes, plan)
+    return _decode_attention(*tensors, scale, causal, window, softcap, v_scale, *splits)
 
 
 class Part(NamedTuple):
@@ -99,13 +101,10 @@ class Part(NamedTuple):
     num_splits: int  # of an item, at most
     split_tiles: int  # tiles of a split; 0: an item has num_splits
     num_programs: int  # that share the work; 0: they do not
-
-    @property
-    def num_slots(self) -> int:
-        """Return how many (m, l, acc) of ROWS rows there may be."""
-        if self.num_programs:
-            return self.items + self.num_programs
-        return self.items * self.num_splits if self.num_splits > 1 else 0
+    capacity: int  # the most keys that a sequence can have
+    num_slots: int  # how many (m, l, acc) of ROWS rows there may be
+    sizes: DecodeSizes
+    num_kv_heads: int
 
 
 def parts_of(
@@ -117,12 +116,30 @@ def parts_of(
     keys often with a tile that suits decoding. Packed sequences are therefore two parts: those with one query, and
     those with more.
     """
-    (B, _, T, D), Hkv, group = q.shape, k.shape[1], q.shape[1] // k.shape[1]
-    capacity, gpu = capacity_of(k, block_tables), architecture(q.device)
+    num_blocks = None if block_tables is None else block_tables.shape[1]
+    num_seqs = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    return _parts(q.shape, k.shape, q.dtype, k.dtype, splits, num_blocks, num_seqs, architecture(q.device))
+
+
+@functools.lru_cache(maxsize=512)  # of numbers only
+def _parts(
+    q_shape: torch.Size,
+    k_shape: torch.Size,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    splits: tuple[str, int],
+    num_blocks: int | None,  # of a row of the block tables
+    num_packed: int | None,  # sequences
+    gpu: Architecture,
+) -> list[Part]:
+    (B, H, T, D), (_, S, Hkv, _) = q_shape, k_shape
+    if num_blocks is None:
+        S, Hkv = Hkv, S
+    group, capacity = H // Hkv, min(S * (1 if num_blocks is None else num_blocks), INT32_MAX)
 
     def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
         rows = min(rows, 64) if 0 < gpu.sm < 80 else rows  # sm_75 has 64 KB of shared memory
-        tiles = decode_tiles(rows, D, q.dtype, k.dtype)
+        tiles = decode_tiles(rows, D, dtype, cache_dtype)
         chunks = T * group // tiles.rows + num_seqs if packed else num_seqs * cdiv(num_queries * group, tiles.rows)
         items, most, (way, count) = chunks * Hkv, max(1, cdiv(capacity, tiles.keys)), splits
         split_tiles = num_programs = 0
@@ -139,24 +156,20 @@ def parts_of(
         elif not count:
             count = splits_that_fill(items, capacity, tiles.keys, gpu.num_sms) if gpu.sm else 1
         num_splits = 1 if num_programs else min(count, most)
-        of_packed = num_seqs if packed else None
-        return Part(tiles, items, num_queries, of_packed, num_splits, split_tiles, num_programs)
+        slots = items + num_programs if num_programs else items * num_splits if num_splits > 1 else 0
+        sizes = DecodeSizes(None if num_blocks is None else S, D, padded(D), group, tiles.rows, tiles.keys)
+        cut = (num_splits, split_tiles, num_programs)
+        return Part(tiles, items, num_queries, num_seqs if packed else None, *cut, capacity, slots, sizes, Hkv)
 
-    if cu_seqlens_q is None:
+    if num_packed is None:
         return [part(T * group, B, T)]
-    num_seqs = len(cu_seqlens_q) - 1
-    parts = [part(group, num_seqs, 1)]
-    return parts if T == 1 else [*parts, part(T * group, num_seqs, 1, packed=True)]
-
-
-def capacity_of(k: Tensor, block_tables: Tensor | None) -> int:
-    """Return the most keys that a sequence can have."""
-    return min(k.shape[2] * (1 if block_tables is None else block_tables.shape[1]), INT32_MAX)
+    parts = [part(group, num_packed, 1)]
+    return parts if T == 1 else [*parts, part(T * group, num_packed, 1, packed=True)]
 
 
 def shared_plan(
     q: Float[Tensor, "B H T D"],
-    k: Shaped[Tensor, "N Hkv P D"],
+    k: Shaped[Tensor, "..."],
     options: ScoreOptions,
     splits: tuple[str, int],
     *,
@@ -185,21 +198,19 @@ def shared_plan(
         num_programs=part.num_programs,
         min_tiles=max(1, MIN_KEYS // part.tiles.keys),
         num_queries=part.num_queries,
-        capacity=capacity_of(k, block_tables),
-        window=min(options.window or NO_WINDOW, NO_WINDOW),
-        SIZES=sizes_of(q, k, block_tables, part.tiles),
-        HKV=k.shape[1],
+        capacity=part.capacity,
+        window=width_of(options.window),
+        SIZES=part.sizes,
+        HKV=part.num_kv_heads,
         CAUSAL=options.causal and part.num_queries > 1,
         LANES=256,
     )
     return plan
 
 
-def sizes_of(q: Tensor, k: Tensor, block_tables: Tensor | None, tiles: Tiles) -> DecodeSizes:
-    """Return what the kernels are compiled for."""
-    D = q.shape[-1]
-    P = None if block_tables is None else k.shape[2]
-    return DecodeSizes(P, D, padded(D), q.shape[1] // k.shape[1], tiles.rows, tiles.keys)
+def width_of(window: int | None) -> int:
+    """Return the kernels' argument window."""
+    return NO_WINDOW if window is None else min(window, NO_WINDOW)
 
 
 @custom_op(
@@ -227,7 +238,7 @@ def _decode_attention(
     out, lse = _empty_results(q, cu_seqlens_q)
     if not q.numel():
         return out, lse
-    (_, H, T, D), Hkv = q.shape, k.shape[1]
+    T, D = q.shape[2:]
     if plan is None and way == "share":  # made here, because in a graph its size would be a constant
         tables = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
         plan = shared_plan(q, k, ScoreOptions(causal=causal, window=window), (way, count), **tables)
@@ -242,12 +253,12 @@ def _decode_attention(
             "cu_seqlens_q": cu_seqlens_q,
             "num_seqs": part.num_seqs,
             "num_queries": part.num_queries,
-            "capacity": capacity_of(k, block_tables),
-            "window": min(window or NO_WINDOW, NO_WINDOW),
+            "capacity": part.capacity,
+            "window": width_of(window),
             "num_splits": part.num_splits,
             "split_tiles": part.split_tiles,
-            "SIZES": sizes_of(q, k, block_tables, part.tiles),
-            "HKV": Hkv,
+            "SIZES": part.sizes,
+            "HKV": part.num_kv_heads,
             "CAUSAL": causal and (part.num_queries > 1 or part.num_seqs is not None),
         }
         launch(
@@ -262,13 +273,14 @@ def _decode_attention(
             FLOAT8_BITS=float8_bits,
             outputs=(out, lse),
             stored=(stored_k, stored_v),
+            num_warps=part.tiles.num_warps,
+            num_stages=part.tiles.num_stages,
             **of_items,
-            **part.tiles.launch_options,
         )
         if part.num_slots:
             launch(
                 merge_items_kernel,
-                (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * H // Hkv)),
+                (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * part.sizes.GROUP)),
                 LOADS=LOADS,
                 outputs=(out, lse),
                 num_warps=1,
@@ -279,9 +291,10 @@ def _decode_attention(
 
 def _empty_results(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return empty out [B,H,T,D] and lse [B,H,T]. The results of packed queries are contiguous query by query."""
+    B, H, T, D = q.shape
     if cu_seqlens_q is None:
-        return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
-    _, H, T, D = q.shape
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        return out, torch.empty((B, H, T), dtype=torch.float32, device=q.device)
     out, lse = q.new_empty(T, H, D), q.new_empty(T, H, dtype=torch.float32)
     return out.transpose(0, 1)[None], lse.transpose(0, 1)[None]
 
@@ -290,6 +303,8 @@ def flat_table(block_tables: Int32[Tensor, "B M"] | None) -> tuple[Int32[Tensor,
     """Return the memory of the block tables, and the step from row to row."""
     if block_tables is None:
         return None, 0
+    if block_tables.is_contiguous():
+        return block_tables.view(-1), block_tables.shape[1]
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
     (B, M), stride = block_tables.shape, block_tables.stride(0)
@@ -302,7 +317,8 @@ def partial_results(
     """Return float32 memory for m [slots], l [slots] and acc [slots · D], or three times None for no slot."""
     if not slots:
         return None, None, None
-    return tuple(torch.empty(slots * n, dtype=torch.float32, device=device) for n in (1, 1, head_size))
+    of_rows = {"dtype": torch.float32, "device": device}
+    return torch.empty(slots, **of_rows), torch.empty(slots, **of_rows), torch.empty(slots * head_size, **of_rows)
 
 
 def as_kernels_read(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:

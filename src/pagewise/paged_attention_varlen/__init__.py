@@ -17,10 +17,11 @@ from pagewise.paged_attention.in_triton import refuses
 from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
 from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
 from pagewise.paged_attention_varlen.in_torch import PlanInTorch
-from pagewise.paged_attention_varlen.in_triton import PlanInTriton, attend_to_step
+from pagewise.paged_attention_varlen.in_triton import PlanInTriton
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import check_running_sums, check_same, check_tensor
 from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
 PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
@@ -72,48 +73,71 @@ def paged_attention_varlen(
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it. More
         queries than tokens (T_b > seq_lens[b]) do not fit.
     """
+    numbers, splits, refusal = _checked(
+        *(q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q),
+        *(scale, window, softcap, k_scale, v_scale, num_splits, split_size),
+    )
+    options, v_scale = ScoreOptions(*numbers[:4], alibi_slopes), numbers[4]
+    if alibi_slopes is not None:
+        options.checked(q[:, :, None], 1)
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    backend = choose_backend(backend, q.device, refusal, derivative=derivative)
+    step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, v_scale, splits)
+    if backend == "torch":
+        return _in_torch(q, k_cache, v_cache, step, return_lse)
+    if looks(check, block_tables, seq_lens, cu_seqlens_q):
+        _check_numbers(q, k_cache, v_cache, step)
+    out, lse = PlanInTriton(step).attend_with_lse(q, k_cache, v_cache, plans=False)
+    return (out, lse) if return_lse else out
+
+
+@remembers
+def _checked(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor,
+    scale: float | None,
+    window: int | None,
+    softcap: float,
+    k_scale: float,
+    v_scale: float,
+    num_splits: int | None,
+    split_size: int | None,
+) -> tuple[tuple, Splits | None, str | None]:
+    """Return scale with k_scale, causal, window, softcap and v_scale, the splits, and why Triton cannot."""
     splits = checked_splits(num_splits, split_size)
-    options = DECODING._replace(scale=scale, window=window, softcap=softcap, alibi_slopes=alibi_slopes)
     check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
     if not cu_seqlens_q.shape[0] or (cu_seqlens_q.shape[0] == 1 and q.shape[0]):
         raise ValueError(
             f"cu_seqlens_q must have B + 1 entries, the first 0, got {len(cu_seqlens_q)} for {len(q)} queries"
         )
     sizes = {"num_seqs": cu_seqlens_q.shape[0] - 1, "k_scale": k_scale, "v_scale": v_scale}
+    options = ScoreOptions(scale, True, window, softcap)
     inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
     check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
-    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    backend = choose_backend(backend, q.device, refuses(inputs), derivative=derivative)
-    if backend == "torch":
-        return _in_torch(inputs, cu_seqlens_q, options, splits, return_lse)
-    if looks(check, block_tables, seq_lens, cu_seqlens_q):
-        _check_numbers(inputs, cu_seqlens_q, options)
-    out, lse = attend_to_step(q, k_cache, v_cache, _step(inputs, cu_seqlens_q, options, splits))
-    return (out, lse) if return_lse else out
-
-
-def _step(inputs: PagedInputs, cu_seqlens_q: Tensor, options: ScoreOptions, splits: Splits | None) -> Step:
-    _, _, _, block_tables, seq_lens, v_scale = inputs
-    return Step(block_tables, seq_lens, cu_seqlens_q, inputs.cache_sizes[1], False, options, v_scale, splits)
+    return (*options[:4], inputs.v_scale), splits, refuses(inputs)
 
 
 @outside_graphs('paged_attention_varlen(backend="torch")', remedy='backend="triton"')
 def _in_torch(
-    inputs: PagedInputs, cu_seqlens_q: Tensor, options: ScoreOptions, splits: Splits | None, return_lse: bool
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step, return_lse: bool
 ) -> Tensor | tuple[Tensor, Tensor]:
-    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
-    tensors = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+    tensors = {"block_tables": step.block_tables, "seq_lens": step.seq_lens, "cu_seqlens_q": step.cu_seqlens_q}
     check_values('paged_attention_varlen(backend="torch")', remedy='backend="triton"', **tensors)
-    _check_numbers(inputs, cu_seqlens_q, options)
-    plan = PlanInTorch(_step(inputs, cu_seqlens_q, options, splits))
+    _check_numbers(q, k_cache, v_cache, step)
+    plan = PlanInTorch(step)
     return plan.attend_with_lse(q, k_cache, v_cache) if return_lse else plan.attend(q, k_cache, v_cache)
 
 
-def _check_numbers(inputs: PagedInputs, cu_seqlens_q: Int32[Tensor, " ends"], options: ScoreOptions) -> None:
-    """Raise ValueError unless the numbers in these tensors belong together."""
-    lengths = check_running_sums("q", cu_seqlens_q, len(inputs.q))
-    used_blocks(inputs, options.window, cu_seqlens_q.diff())
-    for b, (num_queries, length) in enumerate(zip(lengths, inputs.seq_lens.tolist(), strict=True)):
+def _check_numbers(q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step) -> None:
+    """Raise ValueError unless the numbers in the tensors of a step belong together."""
+    lengths = check_running_sums("q", step.cu_seqlens_q, len(q))
+    inputs = PagedInputs(q, k_cache, v_cache, step.block_tables, step.seq_lens)
+    used_blocks(inputs, step.options.window, step.cu_seqlens_q.diff())
+    for b, (num_queries, length) in enumerate(zip(lengths, step.seq_lens.tolist(), strict=True)):
         if num_queries > length:
             raise ValueError(
                 f"seq_lens must count the queries' own tokens, got {length} for sequence {b}, which has {num_queries} "

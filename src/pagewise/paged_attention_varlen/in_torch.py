@@ -7,9 +7,6 @@ similar numbers of keys. Each such group is one padded batch of dense attention,
 
 A sequence with fewer keys than the longest of its group repeats its last key. A mask hides the repetitions, and their
 values are 0, because a weight of 0 does not hide an infinite value.
-
-Prompts often begin alike, and the prefix cache then gives them the same blocks. Keys with which all sequences of a
-group begin are gathered once, and one product serves the queries of all of them. Lesson 3's merge adds the other keys.
 """
 
 import functools
@@ -23,15 +20,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
-from pagewise.online_softmax import Partial
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits
 from pagewise.paged_attention_varlen.fused import fused_attention
 from pagewise.paged_attention_varlen.in_cpp import DecodeInCpp
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import FLOAT8
 
-MIN_SHARED = 64  # keys: fewer are gathered for each sequence in less time than two products and a merge take
 OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
 
 
@@ -44,7 +38,6 @@ class Group(NamedTuple):
     is_causal: bool  # T = S, and a query sees all keys up to its own
     mask: Float[Tensor, "B 1 T S"] | None  # else: −∞ where a query does not see a key; None: it sees all
     padding: Int[Tensor, " repeated"]  # where in the flattened slots a key is repeated
-    shared: Int[Tensor, "1 S0"] | None  # where the keys are stored with which all B sequences begin; not in `slots`
 
 
 class PlanInTorch:
@@ -79,12 +72,7 @@ class PlanInTorch:
     def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
         b, start, first, num_keys = torch.tensor(sequences, device=device).T[:, :, None]  # each [B, 1]
-        shared, num_shared = None, self._num_shared(T, tables[b[:, 0]], sequences)
-        if num_shared:
-            keys = torch.arange(num_shared, device=device)
-            shared = (tables[b[0], keys // P].long() * P + keys % P)[None]
-            first, num_keys = first + num_shared, num_keys - num_shared
-        S = max(keys for *_, keys in sequences) - num_shared
+        S = max(keys for *_, keys in sequences)
         keys = first + torch.arange(S, device=device).minimum(num_keys - 1)
         queries = torch.arange(T, device=device)
         positions = (num_keys - T + queries)[:, None]
@@ -94,15 +82,7 @@ class PlanInTorch:
             mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
         padding = (torch.arange(S, device=device) >= num_keys).flatten().nonzero()[:, 0]
         slots = tables[b, keys // P].long() * P + keys % P
-        return Group(start + queries, slots, positions, is_causal, mask, padding, shared)
-
-    def _num_shared(self, T: int, tables: Int[Tensor, "B M"], sequences: list[tuple[int, int, int, int]]) -> int:
-        """Return how many keys all these sequences begin with: whole blocks that every query sees, or 0 if too few."""
-        if len(sequences) == 1 or self.step.splits is not None or self.options.window is not None:
-            return 0
-        equal = int((tables == tables[0]).all(dim=0).long().cumprod(dim=0).sum()) * self.step.block_size
-        seen = min(keys - T for *_, keys in sequences) // self.step.block_size * self.step.block_size
-        return num if (num := min(equal, seen)) >= MIN_SHARED else 0
+        return Group(start + queries, slots, positions, is_causal, mask, padding)
 
     def attend(
         self,
@@ -111,18 +91,17 @@ class PlanInTorch:
         v_cache: Shaped[Tensor, "N P Hkv D"],
     ) -> Float[Tensor, "total_q H D"]:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
-        return self._attend(q, k_cache, v_cache, wants_lse=False)[0]
+        return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
 
     def attend_with_lse(
         self,
         q: Float[Tensor, "total_q H D"],
         k_cache: Shaped[Tensor, "N P Hkv D"],
         v_cache: Shaped[Tensor, "N P Hkv D"],
+        *,
+        wants_lse: bool = True,
     ) -> OutAndLse:
         """Return (out, lse) of `paged_attention_varlen` for one layer. Nothing is checked."""
-        return self._attend(q, k_cache, v_cache, wants_lse=True)
-
-    def _attend(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, *, wants_lse: bool) -> OutAndLse:
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
         groups = self.groups
@@ -131,11 +110,7 @@ class PlanInTorch:
         for group in groups:
             queries = q[group.rows].transpose(1, 2)
             k, v = _gathered(k_cache, group.slots), _gathered(v_cache, group.slots, group.padding)
-            if group.shared is None:
-                outs, lses = self._dense(group, queries, k, v, wants_lse)
-            else:
-                begin = (_gathered(cache, group.shared) for cache in (k_cache, v_cache))
-                outs, lses = self._merged(group, queries, k, v, *begin)
+            outs, lses = self._dense(group, queries, k, v, wants_lse)
             outs = outs if self.step.v_scale == 1.0 else outs * self.step.v_scale
             outs = outs.transpose(1, 2).to(q.dtype)
             # a derivative, and a transform, needs a new tensor
@@ -143,24 +118,6 @@ class PlanInTorch:
             if lses is not None:
                 lse = lse.index_put((group.rows,), lses.transpose(1, 2))
         return out, lse
-
-    def _merged(
-        self,
-        group: Group,
-        q: Float[Tensor, "B H T D"],
-        k: Shaped[Tensor, "B Hkv S D"],
-        v: Shaped[Tensor, "B Hkv S D"],
-        shared_k: Shaped[Tensor, "1 Hkv S0 D"],
-        shared_v: Shaped[Tensor, "1 Hkv S0 D"],
-    ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-        """Return (out, lse) over the keys that all sequences begin with, and then each sequence's own."""
-        B, T, S0 = len(q), q.shape[2], shared_k.shape[2]
-        of_all = q.transpose(0, 1).flatten(1, 2)[None]  # the queries of all sequences side by side [1, H, B · T, D]
-        all_seen = self.options._replace(causal=False)  # no mask is needed
-        begin = _partial(of_all, shared_k, shared_v, (group.positions + S0).view(1, 1, B * T), all_seen)
-        begin = Partial(*(x[0].unflatten(1, (B, T)).transpose(0, 1) for x in begin))
-        merged = begin.merge(_partial(q, k, v, group.positions, self.options))
-        return merged.output(), merged.lse()
 
     def _dense(
         self,
@@ -193,10 +150,6 @@ class PlanInTorch:
         keys = torch.arange(k.shape[2], device=q.device)
         weights, lse = safe_softmax(masked_scores(q, k, positions, keys, self.options))
         return grouped_matmul(weights, v.to(weights.dtype)), lse
-
-
-def _partial(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, options: ScoreOptions) -> Partial:
-    return Partial.of_heads(masked_scores(q, k, positions, torch.arange(k.shape[2], device=q.device), options), v)
 
 
 def _gathered(

@@ -37,7 +37,7 @@ def architecture(device: torch.device) -> Architecture:
 
 def compiled_for() -> Architecture | None:
     """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for. Outside of it, return None."""
-    if torch.compiler.is_compiling():  # torch.compile cannot trace a context variable
+    if torch.compiler.is_dynamo_compiling():  # torch.compile cannot trace a context variable
         return None
     target = _triton_target()()
     return None if target is None else _of_target(target.sm)

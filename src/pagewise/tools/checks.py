@@ -47,7 +47,7 @@ def check_same(attribute: str, **tensors: Tensor) -> None:
 
 def check_count(name: str, value: object, *, minimum: int = 1) -> None:
     """`value` must be an int (numpy's count) of at least `minimum`, and below 2⁶³."""
-    if isinstance(value, bool | Tensor) or not isinstance(value, Integral):
+    if type(value) is not int and (isinstance(value, bool | Tensor) or not isinstance(value, Integral)):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
@@ -71,7 +71,7 @@ def check_flag(name: str, value: object) -> None:
 
 def check_number(name: str, value: object, *, low: float = float("-inf"), below: float = float("inf")) -> None:
     """`value` must be a number in [low, below); NaN and infinities never are."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not (low <= value < below) or value == float("-inf"):
         bounds = f" in [{low}, {below})" if low != float("-inf") else ""

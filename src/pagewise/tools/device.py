@@ -64,10 +64,10 @@ def explain_missing_triton() -> None:
 
 def triton_mode() -> str:
     """How Triton kernels run here: "compiled", "interpreted", or "unavailable"."""
-    if importlib.util.find_spec("triton") is None:
-        return "unavailable"
     if compiled_for():
         return "compiled"
+    if importlib.util.find_spec("triton") is None:
+        return "unavailable"
     return "interpreted" if os.environ.get("TRITON_INTERPRET") == "1" else "compiled"
 
 
@@ -79,9 +79,9 @@ def check_triton_device(device: torch.device) -> None:
         RuntimeError: triton was imported before pagewise could choose the interpreter, or that interpreter cannot
             work with the installed numpy.
     """
-    mode = triton_mode()
-    if compiled_for() and device.type == "cpu":
+    if device.type == "cpu" and compiled_for():
         return
+    mode = triton_mode()
     if mode == "unavailable":
         raise ValueError('backend="triton" needs the triton package: install it, or use backend="torch"')
     if mode == "compiled" and device.type != "cuda":

@@ -28,7 +28,10 @@ _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAK
 
 def derivative_of(*tensors: Tensor | None) -> Derivative | None:
     """Return the kind of derivative that autograd or torch.func follows through these tensors, or None."""
-    found = [_derivative(tensor) for tensor in tensors if isinstance(tensor, Tensor)]
+    given = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    if is_plain():
+        return "backward" if wants_gradient(*given) else None
+    found = [_derivative(tensor) for tensor in given]
     return next((kind for kind in ("forward mode", "torch.func", "backward") if kind in found), None)
 
 
@@ -46,6 +49,16 @@ def _derivative(tensor: Tensor) -> Derivative | None:
         if torch.is_grad_enabled():
             return "torch.func"
     return _derivative(functorch.get_unwrapped(tensor))
+
+
+def is_plain() -> bool:
+    """Whether no transform of torch is at work here: no torch.func, no forward mode, no tracing, no dispatch mode."""
+    return not (
+        torch.compiler.is_compiling()
+        or is_forward_mode()
+        or functorch.peek_interpreter_stack() is not None
+        or torch._C._len_torch_dispatch_stack()
+    )
 
 
 def is_forward_mode() -> bool:

@@ -1,0 +1,81 @@
+"""The one value that `flash_attention` checks and every backend reads, and the memory for the results (lesson 6)."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
+
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.options import ScoreOptions
+
+NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
+
+
+class FlashInputs(NamedTuple):
+    """Checked tensors and options. Packed sequences are one batch [1, H, total, D] with their cu_seqlens."""
+
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    v: Float[Tensor, "B Hkv S D"]
+    alibi_slopes: Float[Tensor, " H"] | None
+    attn_mask: Bool[Tensor, "..."] | None
+    dropout_seed: Int64[Tensor, ""] | None
+    cu_seqlens_q: Int32[Tensor, " ends"] | None  # sequence b is rows cu_seqlens[b] … cu_seqlens[b + 1] − 1
+    cu_seqlens_k: Int32[Tensor, " ends"] | None
+    scale: float
+    causal: bool
+    window: int | None
+    softcap: float
+    dropout_p: float
+    backend: str  # "torch" or "triton"
+
+    @classmethod
+    def of(
+        cls,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        options: ScoreOptions,
+        dropout: Dropout,
+        cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None],
+        backend: str,
+    ) -> "FlashInputs":
+        scale, causal, window, softcap, slopes, mask = options
+        scale = options.scale_for(tensors[0].shape[-1]) if scale is None else scale
+        numbers = (scale, causal, window, softcap, dropout.p, backend)
+        return cls(*tensors, slopes, mask, dropout.seed, *cu_seqlens, *numbers)
+
+    @property
+    def options(self) -> ScoreOptions:
+        return ScoreOptions(self.scale, self.causal, self.window, self.softcap, self.alibi_slopes, self.attn_mask)
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether a mask in memory or dropout takes registers of its own."""
+        return self.attn_mask is not None or self.dropout_p > 0
+
+    @property
+    def dropout(self) -> Dropout:
+        return Dropout(self.dropout_p, self.dropout_seed)
+
+    def sequences(self) -> list[tuple[slice, slice]]:
+        """The rows of q and of k that belong together. For packed sequences on a GPU this waits for the GPU."""
+        if self.cu_seqlens_q is None:
+            return [(slice(None), slice(None))]
+        rows, cols = ([slice(*ends) for ends in pairwise(x.tolist())] for x in (self.cu_seqlens_q, self.cu_seqlens_k))
+        return list(zip(rows, cols, strict=True))
+
+
+def empty_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+    """An empty tensor with the strides of x if its rows are contiguous, else contiguous."""
+    empty = torch.empty_like(x)
+    return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def outputs(q: Tensor, requires_grad: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty out, lse, and `saved`: [2, B, H, T], which the Triton backward needs in float32, else an empty tensor."""
+    B, H, T, _ = q.shape
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    lse = torch.empty((B, H, T), dtype=wide, device=q.device)
+    saves = requires_grad and backend == "triton" and q.dtype == torch.float32
+    return empty_like(q), lse, lse.new_empty((2, B, H, T)) if saves else q.new_empty(0)
