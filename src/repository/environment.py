@@ -137,7 +137,7 @@ def main():
     stamp = os.path.join(folder, ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
-    print(f"installing pagewise and cudascope into {folder}: minutes, once …", flush=True)
+    print(f"installing pagewise and cudascope into {folder}: 2.6 GB, several minutes, once …", flush=True)
     if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
         sys.exit(f"{sys.executable} -m venv failed: see its message above")
     install(python)

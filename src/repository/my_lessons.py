@@ -61,7 +61,7 @@ def changes(course: Path, mine: Path) -> str:
 def _files(course: Path) -> Iterator[Path]:
     """Yield the files that a reader gets: the notebooks, their texts, and the data that they read."""
     for path in sorted(course.rglob("*")):
-        hidden = any(part.startswith((".", "_")) for part in path.relative_to(course).parts)
+        hidden = any(part.startswith(".") for part in path.relative_to(course).parts)
         if path.suffix in (".ipynb", ".md", ".svg", ".json") and not hidden:
             yield path
 

@@ -19,25 +19,21 @@ from pagewise.engine.profile import span
 from pagewise.engine.request import Chunk
 from pagewise.models.linear import PackedWeights
 
-NOTHING = nullcontext()
-
 
 class ModelRunner:
     """Run a model over chunks, with a memory of its own. Every process of an engine has one.
 
-    Args:
-        config: complete, as `EngineConfig.completed` returns it.
-
-    `together(batch)` is a context in which other processes compute the same step (see `leader`).
+    `config` is complete, as `EngineConfig.completed` returns it. `together(batch)` is a context in which other
+    processes compute the same step (see `leader`).
     """
 
-    together: Callable[[Batch], AbstractContextManager] = staticmethod(lambda batch: NOTHING)
+    together: Callable[[Batch], AbstractContextManager] = staticmethod(nullcontext)
 
     def __init__(self, model: nn.Module, config: EngineConfig) -> None:
         weight = next(model.parameters())
         self.memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
         if config.dataflow is not None:
-            self.model, self._weights = with_dataflow(model, config.dataflow), NOTHING
+            self.model, self._weights = with_dataflow(model, config.dataflow), nullcontext()
         else:  # `models.linear` packs them once
             self.model, self._weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
         captures = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
