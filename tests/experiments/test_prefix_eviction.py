@@ -7,13 +7,16 @@ from pagewise.experiments.prefix_eviction import (
     INSTRUCTION,
     INSTRUCTIONS,
     POLICIES,
+    NewestCopyNamed,
     NewestFirst,
-    NewestFirstByName,
+    NewestFirstTakingNames,
     evicting,
     found,
     out_of_reach,
+    refused,
     run,
 )
+from pagewise.paged_blocks.prefix_cache import ROOT
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -31,11 +34,40 @@ def test_ends_first_finds_most_and_leaves_no_block_out_of_reach():
     assert found(ours) > max(found(beginnings), found(newest))
 
 
-def test_names_alone_find_followers_whose_beginning_was_computed_again():
-    rates = [[found(run(policy, n)) for n in (48, 96)] for policy in (NewestFirst, NewestFirstByName)]
-    assert rates[0][0] > rates[0][1]
-    assert rates[1][0] < rates[1][1]
-    assert found(run(NewestFirstByName, 4096)) == found(run(NewestFirst, 4096))
+def test_more_memory_finds_less_only_while_old_followers_keep_the_names_of_new_copies():
+    pools = 48, 64, 96
+    kept, taken = ([run(policy, n) for n in pools] for policy in (NewestFirst, NewestFirstTakingNames))
+    assert [round(found(each)) for each in kept] == [33, 26, 16]
+    assert [round(refused(each)) for each in kept] == [9, 36, 64]
+    assert [round(found(each)) for each in taken] == [34, 35, 36]
+    assert [refused(each) for each in taken] == [0, 0, 0]
+    assert found(run(NewestFirstTakingNames, 4096)) == found(run(NewestFirst, 4096))
+
+
+@pytest.mark.parametrize("policy", [NewestFirst, NewestFirstTakingNames])
+def test_refused_blocks_are_those_that_hold_no_prefix_after_their_commit(policy):
+    computed = nameless = 0
+
+    class Counting(policy):
+        def register(self, sequence, num_computed):
+            nonlocal computed, nameless
+            first = sequence.num_computed // BLOCK_SIZE
+            super().register(sequence, num_computed)
+            new = sequence.block_table[first : num_computed // BLOCK_SIZE]
+            computed, nameless = computed + len(new), nameless + sum(self.prefix(block) is None for block in new)
+
+    assert refused(run(Counting, 64)) == pytest.approx(100 * nameless / computed)
+
+
+def test_a_name_that_was_taken_over_survives_its_first_owner():
+    cache = NewestCopyNamed()
+    cache.register(2, cache.register(1, ROOT, [1]), [2])
+    cache.forget(1)
+    new = cache.register(4, again := cache.register(3, ROOT, [1]), [2])
+    cache.forget(2)
+    assert cache.find(again, [2]) is new
+    cache.forget(4)
+    assert cache.find(again, [2]) is None
 
 
 @pytest.mark.parametrize(("name", "choose"), [("oldest chain, its end first", 0), ("newest block first", -1)])

@@ -8,7 +8,6 @@ from pagewise.experiments.free_changes import (
     cycles_by_change,
     cycles_per_score,
     moved_by_option,
-    unfused_step,
 )
 from pagewise.experiments.precision import BFLOAT16, FLOAT16, errors, errors_of_stored, in_tiles
 
@@ -34,14 +33,6 @@ def test_softcap_is_the_one_change_that_a_small_head_pays_for(head_size, factor)
     longest = {name: max(units.values()) for name, units in cycles_by_change(head_size).items()}
     assert longest["softcap"] == factor * longest["no change"]
     assert longest["ALiBi"] == longest["window"] == longest["no change"]
-
-
-def test_three_quarters_of_the_bytes_of_a_training_step_are_not_of_products():
-    work = unfused_step()
-    moved = {name: number for name, (_, number) in work.items()}
-    share = sum(moved[name] for name in ("mask", "softmax", "dropout")) / sum(moved.values())
-    assert share == pytest.approx(0.736, abs=0.001)
-    assert moved["dropout"] == 12 * 1024**2 * 9  # P is read, the result is written, and a byte for each number
 
 
 def test_the_loop_in_float32_is_the_softmax():

@@ -129,12 +129,11 @@ def test_hidden_scores_are_marked_and_left_white_and_the_cell_of_nan_is_blank(va
     assert np.ma.getmaskarray(ax.images[0].get_array()).tolist() == (~values.isfinite()).tolist()
 
 
-def test_a_frame_is_drawn_around_the_outlined_row_of_each_matrix(shown):
+def test_frames_are_drawn_around_the_outlined_row_and_column_of_each_matrix(shown):
     heatmaps({"scores": SCORES, "weights": SCORES.exp()}, xlabel="key", ylabel="query", outlined=1)
     for ax in shown[0].axes[:2]:
-        (frame,) = ax.patches
-        assert frame.get_bbox().bounds == (-0.5, 0.5, 3, 1)
-        assert frame.get_facecolor()[3] == 0  # the numbers stay visible
+        assert [frame.get_bbox().bounds for frame in ax.patches] == [(-0.5, 0.5, 3, 1), (0.5, -0.5, 1, len(SCORES))]
+        assert all(frame.get_facecolor()[3] == 0 for frame in ax.patches)  # the numbers stay visible
 
 
 @pytest.mark.parametrize(("values", "limits"), [([[0.25, 0.5]], (0, 0.5)), ([[-3.0, 1.0]], (-3, 3))])

@@ -66,23 +66,3 @@ def cycles_by_change(D: int) -> dict[str, dict[str, float]]:
             if part.startswith(name) or not part.startswith(changes):
                 units[unit] += cycles
     return busy
-
-
-def unfused_step() -> dict[str, tuple[int, int]]:
-    """Return operation → (FLOPs, bytes) of GPT-2's layer in training, each operation of torch in a kernel of its own.
-
-    On a GPU, torch's dropout is one kernel: it reads P, and it writes the result and a byte per number that was kept.
-    """
-    q, k, v = torch.zeros(3, 1, 12, 1024, 64)
-    scores, hidden = q @ k.mT, torch.ones(1024, 1024, dtype=torch.bool).triu(1)
-    P = torch.softmax(scores, dim=-1)
-    runs = {
-        "QKᵀ": lambda: q @ k.mT,
-        "mask": lambda: scores.masked_fill(hidden, -torch.inf),
-        "softmax": lambda: torch.softmax(scores, dim=-1),
-        "PV": lambda: P @ v,
-    }
-    works = {name: count_work(run) for name, run in runs.items()}
-    counts = {name: (work.flops, work.bytes_moved) for name, work in works.items()}
-    counts["dropout"] = (2 * P.numel(), 2 * P.nbytes + P.numel())
-    return {name: counts[name] for name in ("QKᵀ", "mask", "softmax", "dropout", "PV")}

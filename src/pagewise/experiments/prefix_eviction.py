@@ -35,30 +35,32 @@ class NewestFirst(BlockManager):
         return super()._take()
 
 
-class NamesDecide(PrefixCache):
-    """Trusts digests: a block can be found again as soon as the blocks before it are computed again."""
-
-    def find(self, parent: Prefix | None, tokens: Sequence[int], digest: bytes | None = None) -> Prefix | None:
-        """Return the cached prefix with the digest of `parent` and these tokens, or None. Nothing is compared."""
-        if parent is None:
-            return None
-        prefix = self._by_digest.get(digest or block_digest(parent.digest, tokens))
-        if prefix is not None:
-            prefix.parent = parent.number
-        return prefix
+class NewestCopyNamed(PrefixCache):
+    """Lets content that is computed again take its name from an older block, whose own past is gone."""
 
     def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
-        """Remember that `block` holds `parent` continued by `tokens`, whichever past it had before."""
-        self.find(parent, tokens)
+        """Remember that `block` holds `parent` continued by `tokens`, whichever block had this name before."""
+        if parent is not None and block not in self._by_block:
+            digest = block_digest(parent.digest, tokens)
+            if digest in self._by_digest and self.find(parent, tokens, digest) is None:
+                del self._by_digest[digest]
         return super().register(block, parent, tokens)
 
+    def forget(self, block: int) -> None:
+        """Forget what `block` holds. A name that another block has taken over stays with it."""
+        prefix = self._by_block[block]
+        owner = self._by_digest.setdefault(prefix.digest, prefix)
+        super().forget(block)
+        if owner is not prefix:
+            self._by_digest[prefix.digest] = owner
 
-class NewestFirstByName(NewestFirst):
-    """Evicts the cached block that became free last, and finds blocks by their digests alone."""
+
+class NewestFirstTakingNames(NewestFirst):
+    """Evicts the cached block that became free last, and lets a new copy take the name of an old one."""
 
     def __init__(self, *args: int, **options: bool) -> None:
         super().__init__(*args, **options)
-        self._cache = NamesDecide()
+        self._cache = NewestCopyNamed()
 
 
 def evicting(choose: Callable[[list[tuple[int, int]]], tuple[int, int]]) -> type[BlockManager]:
@@ -114,6 +116,15 @@ def found(manager: BlockManager) -> float:
     """Return the percentage of full prompt blocks that were found in the cache."""
     stats = manager.stats()
     return 100 * stats.hits / (stats.hits + stats.misses)
+
+
+def refused(manager: BlockManager) -> float:
+    """Return the percentage of computed full blocks that were not cached: another past had their name.
+
+    For managers of `run`, where no prefix has two copies: a computed block that was cached is so still, or was evicted.
+    """
+    stats = manager.stats()
+    return 100 * (1 - (stats.evictions + stats.cached) / stats.misses)
 
 
 def out_of_reach(manager: BlockManager) -> int:

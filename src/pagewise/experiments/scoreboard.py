@@ -1,4 +1,4 @@
-"""The running scoreboard: every method of the course on one piece of work, counted (printed at the end of each lesson).
+"""The running scoreboard: every method of the course does one piece of work, and its operations and bytes are counted.
 
 The work: one attention layer reads a prompt of 256 tokens and then 32 tokens one at a time, as a model that generates
 text does. It has 8 query heads, 2 KV heads, head size 64 and float32. From lesson 6 on there is a second piece of work:

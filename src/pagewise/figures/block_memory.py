@@ -8,12 +8,13 @@ from matplotlib.colors import to_rgb
 
 from pagewise.figures.calculators import POWERS, Choice, Result, Slider, _calculator
 from pagewise.figures.charts import lines
-from pagewise.figures.drawing import subplots
+from pagewise.figures.drawing import chart, subplots
 from pagewise.figures.palette import BLUE, INK, PALETTE, TEAL
 from pagewise.figures.steps import Embedded, tag
 
 CAPACITY = 15_728  # slots: 12 GiB of K and V of a model with 13 billion weights (Kwon et al. 2023)
 ROW = 242  # slots in a row of the picture
+RESERVED = to_rgb("#e2e2ea")  # of a slot that a chat has and does not use
 LEFT, WIDTH, ROWS = 10, 400, {"reserved": 30, "paged": 100}  # of the calculator's drawing
 
 
@@ -21,7 +22,7 @@ def memory_pictures(memories: Sequence[Sequence[tuple[str, int | None]]]) -> Non
     """Draw a memory in which each chat reserves the longest piece, and one of blocks. A dot is a slot, row by row.
 
     `memories`: (state, request) of each slot, as `workload.slots_at` returns them. A slot that holds a token has the
-    colour of its chat, all others are white.
+    colour of its chat. Other slots of a chat are grey, and free ones are white.
     """
     title = "The same chats in the same memory: every coloured dot is a token"
     names, colours = ("the longest chat is reserved", "blocks"), [to_rgb(each) for each in PALETTE]
@@ -29,6 +30,7 @@ def memory_pictures(memories: Sequence[Sequence[tuple[str, int | None]]]) -> Non
         for ax, name, slots in zip(axes, names, memories, strict=True):
             picture = np.ones((math.ceil(len(slots) / ROW) * ROW, 3))
             used = [(i, chat) for i, (state, chat) in enumerate(slots) if state == "used"]
+            picture[[i for i, (_, chat) in enumerate(slots) if chat is not None]] = RESERVED
             for i, chat in used:
                 picture[i] = colours[chat % len(colours)]
             ax.imshow(picture.reshape(-1, ROW, 3), aspect="auto", interpolation="nearest")
@@ -90,12 +92,11 @@ def found_over_pools(pools: Sequence[int], rates: Mapping[str, Sequence[float]])
     """Draw how much of the prompts a prefix cache finds, over the size of its pool. `rates`: order → percentages."""
     best = max(map(max, rates.values()))
     said = "; ".join(f"{name}: {min(found):.0f} to {max(found):.0f} %" for name, found in rates.items())
-    lines(
-        pools,
-        {**rates, "the most that can be found": [best] * len(pools)},
-        title="The order of eviction decides what a full cache finds",
-        xlabel="blocks in the pool",
-        ylabel="prompt blocks found (%)",
-        logx=True,
-        alt=f"Prompt blocks found by order of eviction, from the smallest pool to the largest. {said}.",
-    )
+    alt = f"Prompt blocks found by order of eviction, the least and the most over all pools. {said}."
+    title = "The order of eviction decides what a full cache finds"
+    with chart(6.4, 3.6, title, alt) as ax:
+        labels = {"xlabel": "blocks in the pool", "ylabel": "prompt blocks found (%)"}
+        lines(pools, rates, title=title, **labels, logx=True, ax=ax)
+        ax.axhline(best, color=INK, lw=0.8, ls=":")
+        note = {"xytext": (0, 3), "textcoords": "offset points", "fontsize": 9}
+        ax.annotate("the most that can be found", (pools[0], best), **note)

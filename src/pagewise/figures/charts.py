@@ -43,7 +43,7 @@ def heatmaps(
 
     Args:
         annotate: a format such as ".2f" for the numbers. NaN stays blank.
-        shared: the name of the quantity, if all matrices use one colour scale. outlined: the row that gets a frame.
+        shared: the name of the quantity, if all matrices use one colour scale. outlined: the framed row and column.
     """
     tallest = max(matrix.shape[0] / matrix.shape[1] for matrix in matrices.values())
     shape = (size * len(matrices), size * tallest + (1.1 if tallest < 0.5 else 0.7))
@@ -56,7 +56,9 @@ def heatmaps(
                 figure.colorbar(image, ax=ax, shrink=0.75, aspect=14, pad=0.03).ax.tick_params(labelsize=8)
             ax.set_xlabel(xlabel)
             if outlined is not None:
-                rectangle(ax, -0.5, outlined - 0.5, matrix.shape[1], 1, "none", ec=palette.ORANGE, lw=3, clip_on=False)
+                frame = {"ec": palette.ORANGE, "lw": 3, "clip_on": False}
+                rectangle(ax, -0.5, outlined - 0.5, matrix.shape[1], 1, "none", **frame)
+                rectangle(ax, outlined - 0.5, -0.5, 1, matrix.shape[0], "none", ls=":", **frame)
             for axis, ticks in ((ax.xaxis, xticks), (ax.yaxis, yticks)):
                 axis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
                 if ticks is not None:

@@ -104,7 +104,7 @@ def accesses_of_vec(traces: Mapping[str, np.ndarray], array: str, element: int) 
     """Draw who writes and who reads one vec of a shared array, in the order of a run: a panel per launch.
 
     `traces`: name → the accesses of the array. `element` is the first 4-byte word of the vec. Reads before the write
-    are marked: they find what an earlier launch left in shared memory. A row is a warp.
+    are marked: they find what an earlier launch left in shared memory. A row is a warp. Only the first 20 are drawn.
     """
     title = f"Who writes and who reads {array}, bytes {element * BANK} to {element * BANK + 7}?"
     early = {}
@@ -125,11 +125,11 @@ def accesses_of_vec(traces: Mapping[str, np.ndarray], array: str, element: int) 
             for label, (chosen, marker, colour, size) in looks.items():
                 ax.scatter(place[chosen], trace["warp"][chosen], size, colour, marker=marker, label=label, zorder=3)
             ax.set_title(f"{name}: {early[name]} of {int((~is_write).sum())} reads come too early", fontsize=10)
-            ax.set(ylim=(3.6, -0.6), yticks=range(4))
+            ax.set(xlim=(-0.8, 19.8), xticks=range(0, 20, 5), ylim=(3.6, -0.6), yticks=range(4))
             ax.set_yticklabels([f"warp {i}" for i in range(4)])
             ax.grid(axis="y")
         figure.legend(*axes[-1].get_legend_handles_labels(), fontsize=8.5, loc="outside lower center", ncols=3)
-        axes[-1].set_xlabel("accesses of these bytes, in the order of the run")
+        axes[-1].set_xlabel("the first 20 accesses of these bytes, in the order of the run")
 
 
 def butterfly(stages: Sequence[tuple[str, Sequence[int]]], *, title: str, alt: str = "") -> None:
