@@ -2,7 +2,8 @@
 
 import pytest
 
-from pagewise.experiments.decode_model import decode_times, speed
+from pagewise.experiments import published
+from pagewise.experiments.decode_model import SHARE, decode_times, speed
 from pagewise.experiments.decode_schedules import SATURATING
 from pagewise.tools.roofline import A100, H200
 
@@ -15,7 +16,12 @@ MEASURED = {  # µs: FlashAttention-2 2.0.9 in the announcement of Flash-Decodin
 @pytest.mark.parametrize(("B", "S"), MEASURED)
 def test_padding_explains_the_announced_times(B, S):
     products = 1e6 * decode_times(B, 16, 2, S, A100, rows=128, packed=False).products
-    assert 0.95 < MEASURED[B, S] / products < 1.2
+    assert 0.95 < MEASURED[B, S] / products < 1.25  # a start per program, which counts at 256 keys, is left out
+
+
+def test_its_share_of_the_peak_is_the_constant_of_the_published_prompts():
+    prompts = published.rows(table="fa_307", kernel="FlashAttention-2", D=128)
+    assert round(published.constant(prompts), 3) == SHARE
 
 
 def test_neither_packing_nor_cutting_alone_is_enough():

@@ -1,5 +1,7 @@
 """The ways of sharing: a ring sends less than tensor parallelism for a prompt, and more for a token."""
 
+import pytest
+
 from pagewise.exercises import solutions
 from pagewise.experiments.ways_to_share import (
     LLAMA_3_8B,
@@ -47,7 +49,14 @@ def test_the_slowest_way_for_a_prompt_is_the_fastest_for_a_token():
     assert found["prompt"]["ring"] < found["arithmetic"] < found["prompt"]["tensor parallel"]
 
 
-def test_a_token_reads_all_weights_or_its_share_and_waits_for_each_exchange():
-    seconds = token_seconds(LLAMA_3_8B, 8, H100, latency=1e-5)
-    reading = 2 * LLAMA_3_8B.weights / H100.bandwidth
-    assert seconds == {"tensor parallel": (reading / 8, 64 * 1e-5), "split decode": (reading, 32 * 1e-5)}
+def test_a_token_reads_weights_and_keys_and_waits_for_each_exchange():
+    weights, cache = 2 * LLAMA_3_8B.weights / H100.bandwidth, 4 * 32 * 2**17 * 8 * 128 / H100.bandwidth
+    tensor, split = token_seconds(LLAMA_3_8B, 8, 2**17, H100, latency=1e-5).values()
+    assert tensor == (weights / 8, cache / 8, 64 * 1e-5)
+    assert split == (weights, cache / 8, 32 * 1e-5)
+
+
+@pytest.mark.parametrize(("n", "wins"), [(8, "tensor parallel"), (64, "split decode")])
+def test_split_decode_pays_beyond_the_kv_heads_only(n, wins):
+    seconds = token_seconds(LLAMA_3_8B, n, 10**7, H100, latency=1e-5)
+    assert min(seconds, key=lambda way: sum(seconds[way])) == wins

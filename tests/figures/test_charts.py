@@ -164,6 +164,13 @@ def test_lines_can_share_a_figure(shown):
     assert len(ax.lines) == 1
 
 
+def test_a_mark_is_a_line_with_its_number(shown):
+    lines([1, 2000], {"a": [1, 2]}, xlabel="tokens", marks=[1099.4], **NAMES)
+    ax = shown[0].axes[0]
+    assert list(ax.lines[1].get_xdata()) == [1099.4, 1099.4]
+    assert [text.get_text().strip() for text in ax.texts] == ["1,099"]
+
+
 def test_stacked_bars_stand_on_each_other(shown):
     used, wasted = np.array([1.0, 2.0]), np.array([3.0, 4.0])
     bars(["A100", "H100"], {"used": used, "wasted": wasted}, stacked=True, **NAMES)

@@ -43,7 +43,9 @@ def test_the_title_says_from_how_many_gpus_on_a_sequence_fits(shown, shapes_unch
 
 
 def test_a_token_costs_the_sum_of_its_parts(shown, shapes_unchecked):
-    prompt_and_token({"slow": 75.2, "fast": 9.4}, 26.0, {"slow": (0.5, 0.75), "fast": (4.5, 0.5)}, title="Which?")
+    prompt_and_token(
+        {"slow": 75.2, "fast": 9.4}, 26.0, {"slow": (0.25, 0.25, 0.75), "fast": (4.0, 0.5, 0.5)}, title="Which?"
+    )
     prompt, token = shown[0].axes
     assert [text.get_text() for text in prompt.texts] == ["75.2", "9.4"]
     assert [text.get_text() for text in token.texts] == ["1.25", "5"]

@@ -5,7 +5,7 @@ import torch
 from matplotlib.colors import to_rgb
 
 from pagewise.figures import gradient_owners, visited_tiles
-from pagewise.figures.palette import BLUE, ORANGE, SAND
+from pagewise.figures.palette import BLUE, ORANGE, SAND, TEAL
 
 CAUSAL = torch.ones(4, 6, dtype=torch.bool).tril(2)
 VISITED = [((0, 2), (0, 3)), ((0, 2), (3, 6)), ((2, 4), (0, 3)), ((2, 4), (3, 6))]
@@ -34,12 +34,15 @@ def test_tiles_at_the_edges_are_cut(shown):
 
 
 def test_a_program_goes_down_its_column_and_writes_there(shown):
-    gradient_owners({"dK": ("column", ["Q"], ["dK"]), "dQ": ("row", ["K", "V"], ["dQ"])}, (2, 3), title="Whose?")
+    programs = {"dK": ("column", ["Q"], ["dK"], ["dQ"]), "dQ": ("row", ["K", "V"], ["dQ"], [])}
+    gradient_owners(programs, (2, 3), title="Whose?")
     column, row = shown[0].axes
     mine = [{place for place, fill in fills(ax, (1, 1)).items() if fill == to_rgb(BLUE)} for ax in (column, row)]
     assert mine == [{(0, 1), (1, 1)}, {(1, 0), (1, 1), (1, 2)}]
     written = [[p for p in ax.patches if p.get_facecolor()[:3] == to_rgb(ORANGE)] for ax in (column, row)]
     assert [len(of) for of in written] == [1, 1]
     assert (written[0][0].get_x(), written[1][0].get_y()) == (1, 1)
-    assert {"Q", "dK"} <= set(drawn.texts(column))
+    added = [[p for p in ax.patches if p.get_facecolor()[:3] == to_rgb(TEAL)] for ax in (column, row)]
+    assert [len(of) for of in added] == [2, 0]  # a tile of dQ for each row
+    assert {"Q", "dK", "dQ"} <= set(drawn.texts(column))
     assert "K, V" in set(drawn.texts(row))

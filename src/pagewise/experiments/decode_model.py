@@ -15,7 +15,7 @@ from pagewise.experiments.decode_schedules import IN_FLIGHT, LATENCY, LAUNCH
 from pagewise.tools.roofline import Gpu
 from pagewise.tools.sizes import cdiv
 
-SHARE = 0.676  # of the peak: FlashAttention-2 on long prompts, D 128, in flash-attention #307 (probably an A100)
+SHARE = 0.690  # of the peak: the constant of FlashAttention-2 on long prompts, D 128, in flash-attention #307
 D = 128
 
 

@@ -23,18 +23,18 @@ class Shape(NamedTuple):
 
 LLAMA_3_8B = Shape(32, 32, 8, 128, 4096, 8.03e9)
 LLAMA_3_405B = Shape(126, 128, 8, 128, 16384, 405e9)
-COLUMNS = ["way", "weights, GB on each", "K and V, GB on each", "prompt, MB per layer", "token, kB per layer", "limit"]
+COLUMNS = ["way", "weights, GB on each", "K and V, GB on each", "prompt, MB per layer", "token, kB per layer", "needs"]
 
 
 class Way(NamedTuple):
-    """A way of sharing: the bytes that a GPU holds, the bytes that it sends per layer, and what ends it."""
+    """A way of sharing: the bytes that a GPU holds, the bytes that it sends per layer, and what it needs."""
 
     name: str
     weights: float
     cache: float
     prompt: float
     token: float | None
-    limit: str
+    needs: str
 
 
 def all_reduce_bytes(n: int, T: int, hidden: int) -> float:
@@ -57,8 +57,8 @@ def ways(model: Shape, n: int, S: int) -> list[Way]:
     tensor = all_reduce_bytes(n, S, model.hidden), all_reduce_bytes(n, 1, model.hidden)
     return [
         Way("tensor parallel", weights / n, cache / n, *tensor, "one KV head per GPU"),
-        Way("ring, split decode", weights, cache / n, ring, decode, "long blocks hide the link"),
-        Way("all-gather, split decode", weights, cache / n, ring, decode, "a layer's K and V fit"),
+        Way("ring, split decode", weights, cache / n, ring, decode, "long blocks, to hide the link"),
+        Way("all-gather, split decode", weights, cache / n, ring, decode, "memory for a layer's K and V"),
         Way("all-to-all", weights, cache / n, heads, None, "one KV head per GPU"),
     ]
 
@@ -66,7 +66,7 @@ def ways(model: Shape, n: int, S: int) -> list[Way]:
 def table_rows(model: Shape, n: int, S: int) -> list[tuple]:
     """Return the rows of a table with `COLUMNS`."""
     return [
-        (w.name, w.weights / 1e9, w.cache / 1e9, w.prompt / 1e6, None if w.token is None else w.token / 1e3, w.limit)
+        (w.name, w.weights / 1e9, w.cache / 1e9, w.prompt / 1e6, None if w.token is None else w.token / 1e3, w.needs)
         for w in ways(model, n, S)
     ]
 
@@ -77,16 +77,19 @@ def arithmetic_seconds(model: Shape, n: int, S: int, gpu: Gpu) -> float:
     return (attention + 2 * model.weights / model.layers * S) / n / gpu.peak_flops
 
 
-def token_seconds(model: Shape, n: int, gpu: Gpu, latency: float) -> dict[str, tuple[float, float]]:
-    """Return for each way of decoding (seconds to read the weights of a step, seconds of latency of its exchanges).
+def token_seconds(model: Shape, n: int, S: int, gpu: Gpu, latency: float) -> dict[str, tuple[float, float, float]]:
+    """Return for each way of decoding the seconds of a step after S tokens: for weights, K and V, and exchanges.
 
-    Tensor parallelism reads 1 / n of the weights and has two exchanges in each layer. Split decode reads all weights
-    and has one exchange. The keys and values are left out, because each GPU reads 1 / n of them either way.
+    Tensor parallelism reads 1 / n of the weights and has two exchanges of `latency` seconds in a layer. Split decode
+    reads all weights and has one exchange. Each GPU reads 1 / n of the keys and values, but tensor parallelism cannot
+    divide them further than by the KV heads.
     """
-    reading = 2 * model.weights / gpu.bandwidth
+    weights, cache = (
+        bytes / gpu.bandwidth for bytes in (2 * model.weights, 4 * model.layers * S * model.Hkv * model.D)
+    )
     return {
-        "tensor parallel": (reading / n, 2 * model.layers * latency),
-        "split decode": (reading, model.layers * latency),
+        "tensor parallel": (weights / n, cache / min(n, model.Hkv), 2 * model.layers * latency),
+        "split decode": (weights, cache / n, model.layers * latency),
     }
 
 
@@ -96,9 +99,9 @@ def over_a_network(model: Shape, n: int, S: int, gpu: Gpu = H100) -> dict[str, o
     The n GPUs are joined by a network of 50 GB/s whose exchanges take 10 µs each.
     """
     prompt = {way.name.removesuffix(", split decode"): 1e3 * way.prompt / 50e9 for way in ways(model, n, S)}
-    steps = token_seconds(model, n, gpu, latency=10e-6)
+    steps = token_seconds(model, n, S, gpu, latency=10e-6)
     return {
         "prompt": prompt,
         "arithmetic": 1e3 * arithmetic_seconds(model, n, S, gpu),
-        "token": {way: (1e3 * reading, 1e3 * waiting) for way, (reading, waiting) in steps.items()},
+        "token": {way: tuple(1e3 * part for part in parts) for way, parts in steps.items()},
     }

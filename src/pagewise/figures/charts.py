@@ -113,10 +113,14 @@ def lines(
     logx: bool = False,
     logy: bool = False,
     caption: str | None = None,
+    marks: Sequence[float] = (),
     ax: Axes | None = None,
     alt: str = "",
 ) -> None:
-    """Draw curves over x. `caption` names the source of the numbers (device, date)."""
+    """Draw curves over x, and a dotted line with its number at each x of `marks`.
+
+    `caption` names the source of the numbers (device, date).
+    """
     own = ax is None
     ax = ax or plt.subplots(figsize=(6.4, 3.6))[1]
     for i, (label, y) in enumerate(series.items()):
@@ -132,6 +136,9 @@ def lines(
         _log_y(ax)
     elif all(_array(y).min() >= 0 for y in series.values()):
         ax.set_ylim(bottom=0)
+    for mark in marks:
+        ax.axvline(mark, color=palette.INK, ls=":", lw=1)
+        ax.text(mark, 0.02, f" {mark:,.0f}", transform=ax.get_xaxis_transform(), fontsize=9)
     if own:
         show(alt)
 

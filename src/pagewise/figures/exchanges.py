@@ -7,7 +7,7 @@ from matplotlib.patheffects import withStroke
 from pagewise.figures.charts import bars
 from pagewise.figures.drawing import arrow, box, diagram, rectangle, subplots
 from pagewise.figures.moving_rings import PROCESSES
-from pagewise.figures.palette import BLUE, HATCHES, INK, ORANGE, SAND
+from pagewise.figures.palette import BLUE, HATCHES, INK, ORANGE, SAND, TEAL
 from pagewise.tools.roofline import Gpu
 
 
@@ -77,7 +77,7 @@ def memory_on_each(weights: float, cache: float, gpu: Gpu, counts: Sequence[int]
 def prompt_and_token(
     prompt: Mapping[str, float],
     arithmetic: float,
-    token: Mapping[str, tuple[float, float]],
+    token: Mapping[str, tuple[float, float, float]],
     *,
     title: str,
     alt: str = "",
@@ -86,7 +86,7 @@ def prompt_and_token(
 
     Args:
         prompt: way → milliseconds of sending in one layer. `arithmetic` is the least time of its arithmetic.
-        token: way → milliseconds of a whole step to read the weights, and of waiting for the exchanges.
+        token: way → milliseconds of a whole step to read the weights, to read K and V, and to wait for the exchanges.
     """
     said = ", ".join(f"{way} {ms:.3g} ms" for way, ms in prompt.items())
     then = ", ".join(f"{way} {sum(parts):.3g} ms" for way, parts in token.items())
@@ -101,7 +101,7 @@ def prompt_and_token(
         above.bar_label(drawn, fmt="{:.3g}", padding=2, fontsize=9)
         above.set_title("prompt: ms per layer", fontsize=10)
         left = [0.0] * len(token)
-        for i, (name, fill) in enumerate({"reading the weights": BLUE, "waiting for exchanges": SAND}.items()):
+        for i, (name, fill) in enumerate({"weights": BLUE, "K and V": TEAL, "waiting for exchanges": SAND}.items()):
             widths = [parts[i] for parts in token.values()]
             drawn = below.barh(
                 list(token), widths, 0.7, left=left, color=fill, ec="white", hatch=HATCHES[i], label=name
@@ -113,4 +113,5 @@ def prompt_and_token(
             ax.invert_yaxis()
             ax.grid(axis="x")
             ax.margins(x=0.1)
-            ax.legend(loc="lower right" if ax is above else "upper right", fontsize=9)
+        above.legend(loc="lower right", fontsize=9)
+        below.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3, fontsize=9)

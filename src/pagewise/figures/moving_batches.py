@@ -68,7 +68,7 @@ def batch_steps(
             _draw_seats(ax, moments[: time + 1], taken[name])
             if time < len(moments):
                 rectangle(ax, time, 0, 1, num_seats, "none", lw=1.6)
-            steps = f"{len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
+            steps = f"done after {len(moments)} steps" if time >= len(moments) - 1 else f"step {time}"
             ax.set_title(f"{name}: {steps}", fontsize=10)
             ax.set(xlim=(0, end), ylim=(num_seats, 0), ylabel="seat")
             ax.set_yticks(np.arange(num_seats) + 0.5, range(num_seats))

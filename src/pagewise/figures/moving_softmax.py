@@ -176,7 +176,11 @@ def scheme_steps(
         old, seen = frame.old, frame.seen
         ended, largest = old == len(scores), scores.max().item()
         rows = _rows(frame, scores[:seen].tolist(), values, phi, ended=ended)
-        for ax, (title, centre, weights, text) in zip(figure.subplots(3, 1), rows, strict=True):
+        rule = (
+            f"{largest:g} − φ = {largest - phi:g}, the band is {low:g} to {high:g}: {'keep' if inside else 'recompute'}"
+        )
+        notes = "", "", "\n" + rule if ended else ""
+        for ax, note, (title, centre, weights, text) in zip(figure.subplots(3, 1), notes, rows, strict=True):
             for key, score in enumerate(scores.tolist()):
                 fill = "white" if key >= seen else ORANGE if key >= old else SAND
                 fill = TEAL if ended and score == largest else fill
@@ -184,7 +188,7 @@ def scheme_steps(
                 box(ax, key, 0, 0.92, 0.8, f"{weights[key]:.3f}" if key < len(weights) else "")
             for y, name in ((1.4, "score s"), (0.4, f"exp(s − {centre})")):
                 ax.text(-0.1, y, name, ha="right", va="center", fontsize=9)
-            ax.text(0, -0.25, text, ha="left", va="top", fontsize=10)
+            ax.text(0, -0.25, text + note, ha="left", va="top", fontsize=10)
             ax.set_title(title, fontsize=10)
             diagram(ax, (-0.8, len(scores)), (-0.9, 1.9))
 

@@ -88,7 +88,7 @@ def loop_steps(loops: Mapping[str, Sequence[Move]], *, title: str, alt: str) -> 
     for i in range(steps):
         frames.append((" ".join(_said(name, found, i) for name, found in of_loop.items()), i))
     done = ", ".join(f"{name} {sum(_numbers(found).values()):,}" for name, found in of_loop.items())
-    frames.append((f"Done. Numbers read and written: {done}.", steps - 1))
+    frames[-1] = (f"{frames[-1][0]} Numbers read and written in all: {done}.", steps - 1)
 
     def draw(figure: Figure, i: int) -> None:
         """Draw all panels on one pair of axes, because thousands of rectangles are faster on few axes."""

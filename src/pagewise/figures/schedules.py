@@ -45,7 +45,7 @@ def programs_over_time(
             ax.set_title(f"{name}: {ideal / last:.0%} of the bandwidth", fontsize=10, fontweight="normal")
             ax.set_yticks([0, at_once])
         figure.supylabel("program, of those that run at a time", fontsize=10)
-        axes[-1].set_xlabel("time, in tiles of a program (dashed: the ideal)")
+        axes[-1].set_xlabel(f"time, in tiles of a program (dashed: the ideal, {ideal:.0f})")
         looks = {f"sequence {marked}": BLUE, "another sequence": SAND, "idle": "white"}
         colour_key(figure, looks, loc="outside lower center", ncols=3)
 

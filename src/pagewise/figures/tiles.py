@@ -6,11 +6,11 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from pagewise.figures.drawing import arrow, colour_key, diagram, rectangle, subplots
-from pagewise.figures.palette import BLUE, ORANGE, SAND
+from pagewise.figures.palette import BLUE, ORANGE, SAND, TEAL
 
 Tile = tuple[tuple[int, int], tuple[int, int]]  # (first query, last query + 1), and the same for keys
 HIDDEN = {"ec": "#9a9aae", "hatch": "/////", "lw": 0}
-READ, WRITTEN = {"fill": SAND}, {"fill": ORANGE, "hatch": "////"}
+READ, WRITTEN, ADDED = {"fill": SAND}, {"fill": ORANGE, "hatch": "////"}, {"fill": TEAL, "hatch": "++"}
 
 
 def visited_tiles(
@@ -53,30 +53,33 @@ def visited_tiles(
         colour_key(figure, looks, loc="outside lower center", ncols=2)
 
 
+DOWN = ["Q", "dO", "L", "$D_i$"], ["dK", "dV"]
 OWNERS = {
-    "owns dK, dV of a column\nS, dP, dV, dK: 4 products": ("column", ["Q", "dO", "L", "$D_i$"], ["dK", "dV"]),
-    "owns dQ of a row\nS, dP, dQ: 3 products": ("row", ["K", "V"], ["dQ"]),
+    "columns add to dQ:\nfive products": ("column", *DOWN, ["dQ"]),
+    "or columns, dK and dV:\nfour products": ("column", *DOWN, []),
+    "and rows, dQ:\nthree products": ("row", ["K", "V"], ["dQ"], []),
 }
 
 
 def gradient_owners(
-    programs: Mapping[str, tuple[str, Sequence[str], Sequence[str]]] = OWNERS,
+    programs: Mapping[str, tuple[str, Sequence[str], Sequence[str], Sequence[str]]] = OWNERS,
     tiles: tuple[int, int] = (4, 6),
     *,
     title: str,
-    alt: str = "Left: down a column, dK and dV above it, 4 products per tile. Right: along a row, dQ at its left, 3.",
+    alt: str = "Left: down a column, dK and dV above it, five products per tile, and dQ at the right is added to. "
+    "Or one owner for each sum: down a column, four products, and along a row, dQ at its left, three.",
 ) -> None:
-    """Draw a panel per kind of program: the tiles of the scores on its way, and the results that only it writes.
+    """Draw a panel per kind of program: the tiles of the scores on its way, and the results that it writes or adds to.
 
     Args:
-        programs: name → ("row" or "column", tensors that it reads along its way, tensors that it writes at its end).
-            By default, the two kinds of FlashAttention's backward pass.
+        programs: name → ("row" or "column", tensors that it reads along its way, tensors that it writes at its end,
+            tensors that it adds to in every tile of a column). By default, the ways of a backward pass.
         tiles: the number of rows and of columns of tiles.
     """
     rows, columns = tiles
     i, j = rows // 2, columns // 2
-    with subplots(1, len(programs), size=(4.8, 3.2), title=title, alt=alt) as (figure, axes):
-        for ax, (name, (way, read, written)) in zip(axes, programs.items(), strict=True):
+    with subplots(1, len(programs), size=(2.4 * len(programs), 3.2), title=title, alt=alt) as (figure, axes):
+        for ax, (name, (way, read, written, added)) in zip(axes, programs.items(), strict=True):
             down = way == "column"
             for row in range(rows):
                 for column in range(columns):
@@ -86,6 +89,9 @@ def gradient_owners(
             for row in range(rows):
                 look = READ if down else WRITTEN if row == i else {}
                 rectangle(ax, -0.9, row, 0.6, 1, **look)
+            for row in range(rows if added else 0):
+                rectangle(ax, columns + 0.3, row, 0.6, 1, **ADDED)
+            ax.text(columns + 1.0, rows / 2, ", ".join(added), ha="left", va="center", fontsize=9)
             for column in range(columns):
                 look = READ if not down else WRITTEN if column == j else {}
                 rectangle(ax, column, -0.9, 1, 0.6, **look)
@@ -93,6 +99,7 @@ def gradient_owners(
             ax.text(-1.05, rows / 2, ",\n".join(left), ha="right", va="center", fontsize=9)
             ax.text(columns / 2, -1.05, ", ".join(top), ha="center", va="bottom", fontsize=9)
             ax.set(title=name, aspect="equal")
-            diagram(ax, (-2.2, columns + 0.2), (rows + 0.2, -2.0))
+            diagram(ax, (-2.2, columns + 1.8), (rows + 0.2, -2.0))
         looks = {"tiles of its scores": BLUE, "reads in its loop": SAND, "writes once": {"fc": ORANGE, "hatch": "////"}}
-        colour_key(figure, looks, loc="outside lower center", ncols=3)
+        looks["adds in each tile"] = {"fc": TEAL, "hatch": "++"}
+        colour_key(figure, looks, loc="outside lower center", ncols=4)
