@@ -125,7 +125,7 @@ def test_a_kernel_without_one_of_its_barriers_is_found(file, line, tmp_path, mon
     for module in (flat_gemm, flash_cuda, paged_cuda):
         for name in {"SOURCE", "GROUPED_SOURCE"} & set(dir(module)):
             monkeypatch.setattr(module, name, tmp_path / getattr(module, name).name)
-    caches = (gemv_kernel, flat_gemm_kernel, flash_cuda._kernel, paged_cuda._kernel)
+    caches = (gemv_kernel, flat_gemm_kernel, flash_cuda.flash_kernel, paged_cuda._kernel)
     try:
         for cache in caches:
             cache.cache_clear()
