@@ -19,7 +19,7 @@ from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.write import check_scales
 from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_flag, check_number
-from pagewise.tools.device import choose_backend
+from pagewise.tools.device import best_device, choose_backend
 from pagewise.tools.sizes import cdiv
 
 SCHEDULERS = ("naive", "static", "continuous")
@@ -167,6 +167,11 @@ class EngineConfig:
         """The options that make several processes, as an error names them."""
         sizes = {f"{name}_parallel": size for name, size in self.mesh.items() if size > 1 or self.num_processes == 1}
         return " · ".join(f"{name} = {size}" for name, size in reversed(sizes.items()))
+
+    def device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
+        """Return where a checkpoint is loaded, and as what: by default bfloat16 on a GPU, and float32 on a CPU."""
+        device = best_device() if self.device is None else torch.device(self.device)
+        return device, self.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
 
     def completed(self, model: nn.Module) -> "EngineConfig":
         """Return the config for the part of a model that this process has: num_blocks, backend and dtypes are known.

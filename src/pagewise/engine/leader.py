@@ -39,7 +39,6 @@ from pagewise.engine.interrupts import held_back
 from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.sharded_memory import ShardedMemory
 from pagewise.models import load_model
-from pagewise.tools.device import best_device
 from pagewise.tools.worker import described, start, status_of
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -246,8 +245,7 @@ def shared_config(model: object, config: EngineConfig) -> EngineConfig:
         weight = next(model.parameters())
         dtype, device = weight.dtype, torch.device(config.device or weight.device)
     else:
-        device = best_device() if config.device is None else torch.device(config.device)
-        dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        device, dtype = config.device_and_dtype()
     return replace(config, dtype=dtype, device=device.type)
 
 

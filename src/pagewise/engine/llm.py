@@ -38,7 +38,6 @@ from pagewise.engine.speculation import verified
 from pagewise.engine.text import Text
 from pagewise.models import load_model
 from pagewise.paged_blocks.prefix_cache import as_token
-from pagewise.tools.device import best_device
 from pagewise.tools.progress import progress_bar
 from pagewise.tools.worker import described
 
@@ -83,8 +82,7 @@ class LLM(AbstractContextManager):
                 weakref.finalize(self, self._leader.close)
             else:
                 if not isinstance(model, nn.Module):
-                    device = best_device() if config.device is None else torch.device(config.device)
-                    dtype = config.dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+                    device, dtype = config.device_and_dtype()
                     model, found = load_model(model, dtype=dtype, device=device)
                 config = config.completed(model)
                 self.runner = ModelRunner(model, config)

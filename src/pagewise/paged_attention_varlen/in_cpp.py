@@ -17,7 +17,6 @@ from torch import Tensor
 import pagewise.kernels
 from cudascope import CompileError
 from cudascope.toolchain.compiler import cached_library
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention_varlen.step import Step
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cpp"
@@ -76,7 +75,7 @@ class DecodeInCpp:
     @staticmethod
     def takes(step: Step) -> bool:
         """Whether the kernel can compute what the step asks for, if its tensors are of a type that the kernel has."""
-        options: ScoreOptions = step.options
+        options = step.options
         plain = step.plain and step.splits is None and step.v_scale == 1.0
         on_cpu = step.block_tables.device.type == "cpu"
         return plain and on_cpu and options.softcap == 0 and options.alibi_slopes is None and library() is not None
