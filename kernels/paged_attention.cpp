@@ -5,81 +5,17 @@
 // again. This kernel reads the blocks in place.
 //
 //     a task     one sequence and one KV head, with the query heads that share this KV head, four at a time
-//     a tile     16 keys, wherever their blocks are: one vector of scores for each query head
+//     a tile     W = 16 keys, wherever their blocks are: one vector of scores for each query head
 //     softmax    online (lesson 3), in base 2 and in float32, so a tile is read once
 //
 // Scores and sums are float32. A task depends on no other, so the bits of a row depend on its own sequence alone. If a
 // result is not finite, `attend` returns 0, and the caller computes the rows by other means.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "vectors.h"
+
 #include <vector>
 
 namespace {
-
-constexpr int W = 16;  // elements of a vector, and keys of a tile
-using Floats = float __attribute__((vector_size(4 * W)));
-using Ints = int32_t __attribute__((vector_size(4 * W)));
-using Bits = uint32_t __attribute__((vector_size(4 * W)));
-using Shorts = uint16_t __attribute__((vector_size(2 * W)));
-
-struct BFloat16 {
-    uint16_t bits;
-};
-
-template <class Vector> Vector read(const void* from) {
-    Vector x;
-    std::memcpy(&x, from, sizeof x);
-    return x;
-}
-
-Floats load(const float* x) { return read<Floats>(x); }
-
-Floats load(const BFloat16* x) {
-    return (Floats)(__builtin_convertvector(read<Shorts>(x), Bits) << 16);
-}
-
-void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
-
-void store(BFloat16* to, Floats x) {  // to nearest, ties to even
-    const Bits bits = (Bits)x;
-    const auto rounded = __builtin_convertvector((bits + 0x7FFF + (bits >> 16 & 1)) >> 16, Shorts);
-    std::memcpy(to, &rounded, sizeof rounded);
-}
-
-// 2 to the power of x <= 0, to 1e-7 of the result. Results below 2^-126 are 0. NaN stays NaN.
-Floats exp2(Floats x) {
-    const Floats low = x < -126.0f ? Floats{} - 126.0f : x;
-    const Ints whole = __builtin_convertvector(low - 0.5f, Ints);  // rounds towards 0: to nearest, as low <= 0
-    const Floats part = low - __builtin_convertvector(whole, Floats);  // in [-0.5, 0.5]
-    Floats y = part * 1.5403530e-4f + 1.3333558e-3f;  // the Taylor series of 2^part
-    y = y * part + 9.6181291e-3f;
-    y = y * part + 5.5504109e-2f;
-    y = y * part + 2.4022651e-1f;
-    y = y * part + 6.9314718e-1f;
-    y = y * part + 1.0f;
-    return x < -126.0f ? Floats{} : y * (Floats)((whole + 127) << 23);
-}
-
-Floats shifted(Floats x, int step) {
-    Ints lanes;
-    for (int i = 0; i < W; i++) lanes[i] = i ^ step;
-    return __builtin_shuffle(x, lanes);
-}
-
-float max_of(Floats x) {
-    for (int step = W / 2; step > 0; step /= 2) {
-        const Floats other = shifted(x, step);
-        x = other > x ? other : x;
-    }
-    return x[0];
-}
-
-float sum_of(Floats x) {
-    for (int step = W / 2; step > 0; step /= 2) x += shifted(x, step);
-    return x[0];
-}
 
 // Lanes i and i ^ step of a are added up where bit `step` of i is 0, those of b where it is 1.
 template <int step> Floats folded(Floats a, Floats b) {
@@ -99,11 +35,6 @@ Floats sums_of(Floats (&x)[W]) {
     return folded<1>(x[0], x[1]);
 }
 
-struct Tensor {
-    void* data;
-    int64_t strides[3];  // in elements; the last axis has D neighbours
-};
-
 struct Sequences {
     const int64_t* row;  // of the query and of the result
     const int32_t* table;
@@ -115,10 +46,6 @@ struct Sequences {
 struct Sizes {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
 };
-
-template <class T> T* at(const Tensor& x, int64_t i, int64_t j, int64_t k) {
-    return (T*)x.data + i * x.strides[0] + j * x.strides[1] + k * x.strides[2];
-}
 
 // One tile for G query heads: its part of their scores, and of their sums. `vectors` is D / W.
 template <int G, class T> struct Tile {

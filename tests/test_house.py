@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "tools": {"cudascope"},
     "cudascope": set(),
     "kernels": set(),
-    "models": {"tools"},
+    "models": {"kernels", "tools"},
     "options": {"tools"},
     "figures": {"tools"},
     **{idea: BELOW_IDEAS | set(IDEAS[:i]) for i, idea in enumerate(IDEAS)},

@@ -92,13 +92,14 @@ def run_compiler(command: Sequence[str], source: str | None = None, folder: Path
 def cached_library(source: Path, flags: Sequence[str]) -> Path:
     """Return the shared library of a C++ file, compiled with `flags`, or what the cache has of it.
 
-    The file includes no files of its own. Names that it lacks are found in the process that loads the library.
+    It may include headers of its own folder. Names that it lacks are found in the process that loads the library.
 
     Raises:
         CompileError: there is no compiler, or it refuses the file.
     """
     compiler, identity = find_compiler()
-    path = cache_dir() / f"{source.stem}-{digest(source.read_bytes(), *flags, identity)}.so"
+    texts = (file.read_bytes() for file in (source, *sorted(source.parent.glob("*.h"))))
+    path = cache_dir() / f"{source.stem}-{digest(*texts, *flags, identity)}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=UNFINISHED) as folder:
             run_compiler([*compiler, "-fPIC", *flags, "-c", str(source), "-o", f"{folder}/made.o"])

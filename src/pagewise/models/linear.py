@@ -6,7 +6,7 @@ packs the weights of its model once, and computes its steps inside the context `
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,18 +14,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
+from pagewise.models import in_cpp
+
 
 class Packed(NamedTuple):
-    """A packed copy of a weight as it was."""
+    """A packed copy of the weights of some layers, end to end, as they were."""
 
     copy: Tensor
-    weight: Tensor  # held, so that no other weight gets its id
-    state: tuple[int, int]  # its address and version, which change with it
+    weights: list[Tensor]  # held, so that no other weight gets the id of one
+    state: list[tuple[int, int]]  # their addresses and versions, which change with them
     rows: range  # numbers of rows for which the copy is read
 
 
 class _Here(threading.local):
-    packed: Mapping[int, Packed] = {}  # by the id of the weight
+    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the weights
 
 
 _here = _Here()
@@ -33,18 +35,38 @@ _here = _Here()
 
 def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
-    weight, bias = layer.weight, getattr(layer, "bias", None)
-    if not torch.compiler.is_compiling() and (packed := _here.packed.get(id(weight))) is not None:
-        changed = packed.state != (weight.data_ptr(), weight._version)
-        converts = x.dtype != weight.dtype or torch.is_autocast_enabled("cpu")
-        rows = x.numel() // x.shape[-1]
-        if not changed and not converts and rows in packed.rows:
-            # oneDNN keeps a kernel for each number of rows, so there are only multiples of 8
-            flat = x.reshape(rows, -1)
-            padded = pad(flat, (0, 0, 0, -rows % 8)) if rows % 8 else flat
-            out = torch.ops.mkldnn._linear_pointwise(padded, packed.copy, bias, "none", [], "")
-            return out[:rows].view(*x.shape[:-1], -1)
-    return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
+    if (out := _by_copy((layer,), x)) is not None:
+        return out
+    return linear(x, layer.weight.T if isinstance(layer, Conv1D) else layer.weight, getattr(layer, "bias", None))
+
+
+def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequence[Float[Tensor, "*rows N"]]:
+    """Return the results of linear layers for the same x. One product computes them all if they were packed as one."""
+    if (out := _by_copy(layers, x)) is not None:
+        return out.split([layer.weight.shape[0] for layer in layers], dim=-1)
+    return [layer(x) for layer in layers]
+
+
+def _by_copy(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"] | None:
+    if torch.compiler.is_compiling() or not _here.packed:
+        return None
+    weights = [layer.weight for layer in layers]
+    packed, rows = _here.packed.get(tuple(map(id, weights))), x.numel() // x.shape[-1]
+    if packed is None or packed.state != _state(weights) or rows not in packed.rows:
+        return None
+    if x.dtype != weights[0].dtype or torch.is_autocast_enabled("cpu"):
+        return None
+    flat, bias = x.reshape(rows, -1), getattr(layers[0], "bias", None)
+    if bias is not None and len(layers) > 1:
+        bias = torch.cat([layer.bias for layer in layers])
+    if rows > 64 and rows % 8:  # oneDNN keeps a kernel for each number of rows, and so it keeps fewer
+        flat = pad(flat, (0, 0, 0, -rows % 8))
+    out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
+    return out[:rows].view(*x.shape[:-1], -1)
+
+
+def _state(weights: list[Tensor]) -> list[tuple[int, int]]:
+    return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
 class Linear(nn.Linear):
@@ -70,31 +92,40 @@ class Conv1D(nn.Module):
 
 
 class PackedWeights:
-    """A context in which `product` uses packed copies of a model's weights, for the thread that enters it.
+    """A context in which a model computes by packed copies of its weights, for the thread that enters the context.
 
-    The copies take as much memory as the weights. A weight that has changed since is read as it is.
+    The copies take as much memory as the weights. A weight that has changed since is read as it is. The kernels of
+    `in_cpp` are switched on, too, where no derivative is wanted.
 
     Args:
-        model: of this package. Its linear layers are packed, and its embedding if the output head is tied to it.
+        model: of this package. Its linear layers are packed, and its embedding if the output head is tied to it. Layers
+            that a module names in `read_together` are packed as one.
         most: the bytes that all copies may take. Nothing is packed if they would take more.
     """
 
     def __init__(self, model: nn.Module, most: int) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, Linear | Conv1D)]
-        if layers and model.config.tie_word_embeddings:
-            layers.append(next(layer for layer in model.modules() if isinstance(layer, nn.Embedding)))
-        layers = [layer for layer in layers if _can_pack(layer.weight)]
-        fits = sum(layer.weight.nbytes for layer in layers) <= most
-        self._packed = {id(layer.weight): _pack(layer) for layer in layers} if fits else {}
+        modules = list(model.modules())
+        groups = [list(map(module.get_submodule, getattr(module, "read_together", ()))) for module in modules]
+        groups = [group for group in groups if group]
+        together = {id(layer) for group in groups for layer in group}
+        groups += [[layer] for layer in modules if isinstance(layer, Linear | Conv1D) and id(layer) not in together]
+        if groups and model.config.tie_word_embeddings:
+            groups.append([next(layer for layer in modules if isinstance(layer, nn.Embedding))])
+        groups = [group for group in groups if all(_can_pack(layer.weight) for layer in group)]
+        fits = sum(layer.weight.nbytes for group in groups for layer in group) <= most
+        packed = map(_pack, groups) if fits else ()
+        self._packed = {tuple(map(id, each.weights)): each for each in packed}
 
     def __len__(self) -> int:
         return len(self._packed)
 
     def __enter__(self) -> None:
         _here.packed = self._packed
+        in_cpp.switch(on=True)
 
     def __exit__(self, *_: object) -> None:
         _here.packed = {}
+        in_cpp.switch(on=False)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -107,9 +138,11 @@ def _can_pack(weight: Tensor) -> bool:
     )
 
 
-def _pack(layer: nn.Module) -> Packed:
-    weight = layer.weight.detach().T if isinstance(layer, Conv1D) else layer.weight.detach()
-    copy = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+def _pack(layers: list[nn.Module]) -> Packed:
+    weights = [layer.weight for layer in layers]
+    with torch.no_grad():
+        whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
+    copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
     # torch reads a weight in float32 as it is for a single row, and for many rows the copy gains little
-    rows = range(2, 65) if weight.dtype == torch.float32 else range(1, 2**31)
-    return Packed(copy, layer.weight, (weight.data_ptr(), layer.weight._version), rows)
+    rows = range(2, 65) if whole.dtype == torch.float32 else range(1, 2**31)
+    return Packed(copy, weights, _state(weights), rows)

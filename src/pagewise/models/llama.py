@@ -25,9 +25,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from pagewise.models import Attend
+from pagewise.models import Attend, in_cpp
 from pagewise.models.inputs import check_attended, check_inputs
-from pagewise.models.linear import Linear, product
+from pagewise.models.linear import Linear, product, products
 from pagewise.tools.checks import check_count, check_number
 
 
@@ -177,6 +177,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Projections and RoPE around `attend`."""
 
+    read_together = ("q_proj", "k_proj", "v_proj")
+
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_dim = layer, config.head_dim
@@ -190,12 +192,12 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        heads = (-1, self.head_dim)
-        q = self.q_norm(self.q_proj(x).unflatten(-1, heads).transpose(1, 2))  # [B, heads, T, D]
-        k = self.k_norm(self.k_proj(x).unflatten(-1, heads).transpose(1, 2))
-        v = self.v_proj(x).unflatten(-1, heads).transpose(1, 2)
-        # under autocast the norms return float32, and v is in its dtype
-        q, k = apply_rope(torch.cat((q, k), dim=1), turn).to(v.dtype).split((q.shape[1], k.shape[1]), dim=1)
+        qkv = products((self.q_proj, self.k_proj, self.v_proj), x)
+        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in qkv)  # [B, heads, T, D]
+        q, k = self.q_norm(q), self.k_norm(k)
+        if not in_cpp.rotate(q, k, *turn):
+            # under autocast the norms return float32, and v is in its dtype
+            q, k = apply_rope(torch.cat((q, k), dim=1), turn).to(v.dtype).split((q.shape[1], k.shape[1]), dim=1)
         out = attend(self.layer, q, k, v)
         if not isinstance(out, Tensor) or out.shape != q.shape or out.dtype != q.dtype:
             check_attended(out, q)  # which says what is wrong
@@ -205,6 +207,8 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     """W_down (silu(W_gate x) ∘ W_up x)."""
 
+    read_together = ("gate_proj", "up_proj")
+
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -212,7 +216,9 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = products((self.gate_proj, self.up_proj), x)
+        hidden = in_cpp.silu_and_mul(gate, up)
+        return self.down_proj(silu(gate) * up if hidden is None else hidden)
 
 
 class RMSNorm(nn.Module):
@@ -223,6 +229,8 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if (out := in_cpp.rms_norm(x, self.weight, self.eps)) is not None:
+            return out
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 

@@ -1,7 +1,6 @@
 """Decode steps on a CPU by kernels/paged_attention.cpp, which reads keys and values where they are (lesson 9).
 
-The kernel is compiled by g++ when it is first needed, for the instructions that torch uses on this machine, and kept
-where cudascope keeps its kernels. Without g++, or on another machine, `library` returns None, and torch does the work.
+Where `tools.cpp` cannot compile the kernel, torch does the work.
 """
 
 import ctypes
@@ -15,18 +14,10 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 import pagewise.kernels
-from cudascope import CompileError
-from cudascope.toolchain.compiler import cached_library
 from pagewise.paged_attention_varlen.step import Step
+from pagewise.tools.cpp import NAMES, WIDTH, CTensor, functions
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cpp"
-MACHINES = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}  # by torch's name for the instructions that it uses
-WIDTH = 16  # head sizes are multiples of it
-FUNCTIONS = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
 
 
 class _Sequences(ctypes.Structure):
@@ -41,20 +32,9 @@ class _Sizes(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled kernel, or None: this machine has no g++, or not the instructions, or not torch's OpenMP."""
-    machine = MACHINES.get(torch.backends.cpu.get_cpu_capability())
-    if machine is None:
-        return None
-    flags = ["-std=c++17", "-O3", f"-march={machine}", "-fopenmp"]
-    try:
-        # it is linked without OpenMP and finds torch's when it is loaded: a second one would have its own threads
-        loaded = ctypes.CDLL(str(cached_library(SOURCE, flags)))
-    except (CompileError, OSError):
-        return None
-    for name in FUNCTIONS.values():
-        getattr(loaded, name).argtypes = [*[_Tensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int]
-    return loaded
+def library() -> dict | None:
+    """Return the compiled kernels by name and dtype, or None where they cannot run."""
+    return functions(SOURCE, attend=[*[CTensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int])
 
 
 class DecodeInCpp:
@@ -89,15 +69,15 @@ class DecodeInCpp:
     ) -> bool:
         """Write the rows of these sequences into `out`. Return whether that was possible, with finite results."""
         (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = q.shape, k_cache.shape
-        if head_dim % WIDTH or q.dtype not in FUNCTIONS:
+        if head_dim % WIDTH or q.dtype not in NAMES:
             return False
         tensors = []
         for x in (q, k_cache, v_cache, out):
             if x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu":
                 return False
-            tensors.append(_Tensor(x.data_ptr(), (*x.stride()[:3],)))
+            tensors.append(CTensor(x))
         return bool(
-            getattr(library(), FUNCTIONS[q.dtype])(
+            library()["attend", q.dtype](
                 *tensors,
                 self._sequences,
                 _Sizes(num_heads, num_kv_heads, head_dim, block_size),
