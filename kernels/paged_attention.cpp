@@ -17,6 +17,8 @@
 
 namespace {
 
+constexpr int64_t LINE = 64;  // bytes of a cache line
+
 // Lanes i and i ^ step of a are added up where bit `step` of i is 0, those of b where it is 1.
 template <int step> Floats folded(Floats a, Floats b) {
     Ints own, other;
@@ -103,15 +105,25 @@ bool attend_to(int64_t b, int64_t head, const Tensor& q, const Tensor& k, const 
             queries[g * vectors + d] = load(at<T>(q, row, head + g, 0) + d * W) * scale;
     }
 
-    Tile<G, T> tile;
-    tile.vectors = vectors;
-    for (int64_t start = sequences.first[b]; start < length; start += W) {
-        tile.num_keys = length - start < W ? length - start : W;
+    Tile<G, T> tile, next;
+    tile.vectors = next.vectors = vectors;
+    const auto find = [&](int64_t start) {  // the next tile, whose cache lines arrive while this one is computed
+        int64_t block = start / P, offset = start % P;
+        next.num_keys = length - start < W ? length - start : W;
         for (int64_t j = 0; j < W; j++) {
-            const int64_t key = j < tile.num_keys ? start + j : length - 1;  // the last one again, to be masked
-            tile.keys[j] = at<T>(k, table[key / P], key % P, kv_head);
-            tile.values[j] = at<T>(v, table[key / P], key % P, kv_head);
+            next.keys[j] = at<T>(k, table[block], offset, kv_head);
+            next.values[j] = at<T>(v, table[block], offset, kv_head);
+            for (int64_t d = 0; d < sizes.head_dim; d += LINE / sizeof(T)) {
+                __builtin_prefetch(next.keys[j] + d);
+                __builtin_prefetch(next.values[j] + d);
+            }
+            if (j + 1 < next.num_keys && ++offset == P) block++, offset = 0;  // else the last key again, to be masked
         }
+    };
+    if (sequences.first[b] < length) find(sequences.first[b]);
+    for (int64_t start = sequences.first[b]; start < length; start += W) {
+        tile = next;
+        if (start + W < length) find(start + W);
         Floats scores[G];
         tile.scores(queries.data(), scores);
         float weights[G][W], corrections[W];

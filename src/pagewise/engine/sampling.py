@@ -31,6 +31,7 @@ from torch import Tensor
 
 from pagewise.engine.request import Request, Sequence
 from pagewise.engine.sampling_params import Pick, SamplingParams
+from pagewise.models import in_cpp
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
 IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
@@ -46,10 +47,18 @@ class Row(NamedTuple):
 
 
 def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
-    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf.
+    """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
+    plain = [row for row in rows if row.request.sampling.plain]
+    found = in_cpp.likeliest(logits, [row.logits for row in plain]) if plain else None
+    if found is None:
+        return _in_torch(logits, rows)
+    picks = iter(Pick(token, logprob) if isfinite(logprob) else None for token, logprob in found)
+    others = iter(_in_torch(logits, [row for row in rows if not row.request.sampling.plain]))
+    return [next(picks if row.request.sampling.plain else others) for row in rows]
 
-    A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next.
-    """
+
+def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
+    """A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next."""
     size = max(1, IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
     picks = []
     for start in range(0, len(rows), size):

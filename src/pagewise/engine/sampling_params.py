@@ -130,6 +130,12 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW or self.beam_width > 1
 
     @cached_property
+    def plain(self) -> bool:
+        """Whether each token is the likeliest by the model's own logits, and no other token is asked for."""
+        changes = self.logit_bias or self.min_tokens or self.penalises
+        return self.greedy and not changes and self.logprobs is None
+
+    @cached_property
     def order(self) -> Literal["none", "top_k", "all"]:
         """Of how many tokens a draw needs the order: of none, of the top_k likeliest, or of all."""
         return "top_k" if self.top_k else "all" if self.top_p < 1 else "none"

@@ -1,4 +1,4 @@
-"""RMSNorm, RoPE and SwiGLU on a CPU by kernels/decoder_block.cpp, where no derivative is wanted.
+"""RMSNorm, RoPE, SwiGLU and the likeliest token on a CPU by kernels/decoder.cpp, where no derivative is wanted.
 
 Each function returns None where the kernel cannot do what it is asked for. Its caller then takes torch's operators.
 """
@@ -14,8 +14,9 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.tools.cpp import NAMES, WIDTH, CTensor, functions
+from pagewise.tools.transforms import is_plain
 
-SOURCE = Path(pagewise.kernels.__file__).parent / "decoder_block.cpp"
+SOURCE = Path(pagewise.kernels.__file__).parent / "decoder.cpp"
 
 
 class _Here(threading.local):
@@ -34,13 +35,14 @@ def library() -> dict | None:
         rms_norm=[CTensor, address, CTensor, *sizes, ctypes.c_float, threads],
         rotate=[CTensor, address, address, *sizes, threads],
         silu_and_mul=[*[CTensor] * 3, *sizes, threads],
+        likeliest=[CTensor, address, ctypes.c_int64, ctypes.c_int64, address, address, threads],
     )
 
 
 def switch(on: bool) -> None:
     """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes."""
-    seen = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or torch._C._len_torch_dispatch_stack() > 0
-    _here.switched_on = on and not seen and library() is not None
+    unseen = is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    _here.switched_on = on and unseen and library() is not None
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"] | None:
@@ -53,12 +55,12 @@ def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: floa
 
 
 def rotate(
-    q: Float[Tensor, "1 H T D"],
-    k: Float[Tensor, "1 Hkv T D"],
-    cos: Float[Tensor, "1 1 T D"],
-    sin: Float[Tensor, "1 1 T D"],
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv T D"],
+    cos: Float[Tensor, "B 1 T D"],
+    sin: Float[Tensor, "B 1 T D"],
 ) -> bool:
-    """Apply RoPE to q and k in place. Return whether that was possible."""
+    """Apply RoPE to q and k of one sequence in place, or of packed ones. Return whether that was possible."""
     if not _here.switched_on or not _fit(q, k) or q.shape[-1] % (2 * WIDTH):
         return False
     for x in (q, k):
@@ -73,6 +75,20 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
     out = torch.empty(gate.shape, dtype=gate.dtype)
     _run("silu_and_mul", gate, *(CTensor(x, x.ndim - 3) for x in (gate, up, out)), *gate.shape[-3:])
     return out
+
+
+def likeliest(logits: Float[Tensor, "n vocab"], rows: list[int]) -> list[tuple[int, float]] | None:
+    """Return the likeliest token of each of these rows, the first of equal ones, and log p of this token.
+
+    log p is NaN where the row has no largest number. The kernel need not be switched on.
+    """
+    if library() is None or not _fit(logits[None]) or logits.requires_grad:
+        return None
+    wanted, tokens = torch.tensor([rows, rows])
+    logprobs = torch.empty(len(rows))
+    x, outputs = CTensor(logits[None], 1), (tokens.data_ptr(), logprobs.data_ptr())
+    _run("likeliest", logits, x, wanted.data_ptr(), len(rows), logits.shape[1], *outputs)
+    return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
 def _fit(*tensors: Tensor) -> bool:

@@ -6,18 +6,25 @@ Nearest, ties to even; what is too large for the format becomes its largest fini
 Both backends give the same bits.
 """
 
+import ctypes
+import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
+import pagewise.kernels
 from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.cpp import NAMES, CTensor, functions
 from pagewise.tools.device import choose_backend
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
+from pagewise.tools.transforms import is_plain
 
+SOURCE = Path(pagewise.kernels.__file__).parent / "paged_blocks.cpp"
 EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
 
 
@@ -122,11 +129,15 @@ def kv_writer(
 
         return launch_for
     _, P, _, _ = cache_sizes(k_caches[0], v_caches[0])
+    in_cpp = is_plain() and slots.device.type == "cpu" and _library() is not None and _are_within(slots, k_caches[0])
     kept = (slots != -1).nonzero()[:, 0]
     block, offset = slots[kept] // P, slots[kept] % P
 
     def write(layer: int, k: Tensor, v: Tensor) -> None:
-        k_cache, v_cache, k, v = k_caches[layer], v_caches[layer], k[kept], v[kept]
+        k_cache, v_cache = k_caches[layer], v_caches[layer]
+        if in_cpp and _write_in_cpp(slots, (k, k_cache), (v, v_cache)):
+            return
+        k, v = k[kept], v[kept]
         if k.dtype != k_cache.dtype:
             k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
         if k_cache.dim() == 4:
@@ -137,6 +148,28 @@ def kv_writer(
             v_cache[block, :, :, offset] = v
 
     return write
+
+
+@functools.cache
+def _library() -> dict | None:
+    return functions(SOURCE, write=[CTensor, CTensor, ctypes.c_void_p, *[ctypes.c_int64] * 4])
+
+
+def _are_within(slots: Tensor, cache: Tensor) -> bool:
+    """Whether the kernel can take these slots: torch raises IndexError where it would write beyond the cache."""
+    low, high = slots.aminmax() if len(slots) else (-1, -1)
+    return cache.ndim == 4 and low >= -1 and high < cache.shape[0] * cache.shape[1] and slots.is_contiguous()
+
+
+def _write_in_cpp(slots: Tensor, *pairs: tuple[Tensor, Tensor]) -> bool:
+    """Write each x of pairs (x, cache) by kernels/paged_blocks.cpp. Return whether that was possible."""
+    for x, cache in pairs:
+        alike = x.dtype == cache.dtype and x.shape == (len(slots), *cache.shape[2:]) and x.device == cache.device
+        if x.dtype not in NAMES or not alike or x.stride(-1) != 1 or cache.stride(-1) != 1:
+            return False
+    for x, cache in pairs:
+        _library()["write", x.dtype](CTensor(x), CTensor(cache), slots.data_ptr(), *x.shape, cache.shape[1])
+    return True
 
 
 @torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))

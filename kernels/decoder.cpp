@@ -1,7 +1,8 @@
-// RMSNorm, RoPE and SwiGLU on a CPU: what a Llama block computes between its matrix products (lesson 9).
+// RMSNorm, RoPE, SwiGLU and the likeliest token on a CPU: what a Llama computes besides its matrix products and its
+// attention (lesson 9).
 //
 // torch needs seven operators for an RMSNorm and eight for RoPE. Each of them reads and writes a whole tensor, and its
-// start takes as long as its work on the few rows of a decode step. Here each step reads its rows once.
+// start takes as long as its work on the few rows of a decode step. Here a row is read once or twice, from a cache.
 //
 // A tensor [A, B, n] has A · B rows of n neighbours, where n is a multiple of W. Sums are float32. Results are rounded to T where torch's operators round, so
 // they differ from torch's in the order of sums and in the last bits of exp alone.
@@ -9,6 +10,8 @@
 #include "vectors.h"
 
 namespace {
+
+constexpr float LOG2_E = 1.44269504f;
 
 template <class T> Floats rounded(Floats x) {
     T in_memory[W];
@@ -55,7 +58,7 @@ void rotate(Tensor x, const float* cos, const float* sin, int64_t heads, int64_t
 
 // silu(x) = x / (1 + exp(-x)), by an exponential that cannot overflow.
 Floats silu(Floats x) {
-    const Floats e = exp2((x > 0 ? -x : x) * 1.44269504f);
+    const Floats e = exp2((x > 0 ? -x : x) * LOG2_E);
     return x * (x > 0 ? Floats{} + 1.0f : e) / (1.0f + e);
 }
 
@@ -68,11 +71,37 @@ void silu_and_mul(Tensor gate, Tensor up, Tensor out, int64_t A, int64_t B, int6
     });
 }
 
+// The token with the largest logit of some rows of x, the first of equal ones, and log p of this token. Where logits
+// have no largest number, log p is NaN.
+template <class T>
+void likeliest(Tensor x, const int64_t* rows, int64_t count, int64_t n, int64_t* tokens, float* logprobs,
+               int num_threads) {
+    for_each_row(count, 1, n, num_threads, [&](int64_t i, int64_t) {
+        const T* row = at<T>(x, rows[i], 0, 0);
+        Floats best = load(row), total = {};
+        Ints token = {}, ids;
+        for (int j = 0; j < W; j++) token[j] = ids[j] = j;
+        for (int64_t d = W; d < n; d += W) {
+            const Floats v = load(row + d);
+            ids += W;
+            token = v > best ? ids : token;
+            best = v > best ? v : best;
+        }
+        const float most = max_of(best);
+        int64_t first = n;
+        for (int j = 0; j < W; j++)
+            if (best[j] == most && token[j] < first) first = token[j];
+        for (int64_t d = 0; d < n; d += W) total += exp2((load(row + d) - most) * LOG2_E);
+        tokens[i] = first;
+        logprobs[i] = -std::log(sum_of(total));
+    });
+}
+
 }  // namespace
 
 #define FUNCTIONS(name, T)                                                                                        \
-    extern "C" void rms_norm_##name(Tensor x, const T* weight, Tensor out, int64_t A, int64_t B, int64_t n, float eps, \
-                                    int num_threads) {                                                            \
+    extern "C" void rms_norm_##name(Tensor x, const T* weight, Tensor out, int64_t A, int64_t B, int64_t n,        \
+                                    float eps, int num_threads) {                                                 \
         rms_norm(x, weight, out, A, B, n, eps, num_threads);                                                      \
     }                                                                                                             \
     extern "C" void rotate_##name(Tensor x, const float* cos, const float* sin, int64_t heads, int64_t rows,        \
@@ -82,6 +111,10 @@ void silu_and_mul(Tensor gate, Tensor up, Tensor out, int64_t A, int64_t B, int6
     extern "C" void silu_and_mul_##name(Tensor gate, Tensor up, Tensor out, int64_t A, int64_t B, int64_t n,            \
                                         int num_threads) {                                                        \
         silu_and_mul<T>(gate, up, out, A, B, n, num_threads);                                                     \
+    }                                                                                                             \
+    extern "C" void likeliest_##name(Tensor x, const int64_t* rows, int64_t count, int64_t n, int64_t* tokens,    \
+                                     float* logprobs, int num_threads) {                                          \
+        likeliest<T>(x, rows, count, n, tokens, logprobs, num_threads);                                           \
     }
 FUNCTIONS(float32, float)
 FUNCTIONS(bfloat16, BFloat16)
