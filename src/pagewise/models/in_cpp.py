@@ -6,6 +6,7 @@ Each function returns None where the kernel cannot do what it is asked for. Its 
 import ctypes
 import functools
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -13,14 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
-from pagewise.tools.cpp import NAMES, WIDTH, CTensor, functions
+from pagewise.tools.cpp import WIDTH, CTensor, functions
 from pagewise.tools.transforms import is_plain
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "decoder.cpp"
 
 
 class _Here(threading.local):
-    switched_on = False
+    kernels: Mapping[tuple[str, torch.dtype], Callable] = {}  # those that are switched on
 
 
 _here = _Here()
@@ -42,15 +43,19 @@ def library() -> dict | None:
 def switch(on: bool) -> None:
     """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes."""
     unseen = is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-    _here.switched_on = on and unseen and library() is not None
+    _here.kernels = (library() if on and unseen else None) or {}
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"] | None:
     """Return x / √(mean(x²) + ε) · weight."""
-    if not _here.switched_on or not _fit(x, weight[None, None]):
+    kernel = _here.kernels.get(("rms_norm", x.dtype))
+    if kernel is None or x.ndim < 3 or x.shape[:-3].numel() != 1 or x.dtype != weight.dtype:
+        return None
+    if x.shape[-1] % WIDTH or x.stride(-1) != 1:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
-    _run("rms_norm", x, CTensor(x, x.ndim - 3), weight.data_ptr(), CTensor(out, x.ndim - 3), *x.shape[-3:], eps)
+    places = CTensor(x.data_ptr(), x.stride()[-3:]), weight.data_ptr(), CTensor(out.data_ptr(), out.stride()[-3:])
+    kernel(*places, *x.shape[-3:], eps, torch.get_num_threads())
     return out
 
 
@@ -61,19 +66,27 @@ def rotate(
     sin: Float[Tensor, "B 1 T D"],
 ) -> bool:
     """Apply RoPE to q and k of one sequence in place, or of packed ones. Return whether that was possible."""
-    if not _here.switched_on or not _fit(q, k) or q.shape[-1] % (2 * WIDTH):
+    kernel = _here.kernels.get(("rotate", q.dtype))
+    if kernel is None or len(q) != 1 or q.dtype != k.dtype:
+        return False
+    if q.shape[-1] % (2 * WIDTH) or q.stride(-1) != 1 or k.stride(-1) != 1:
         return False
     for x in (q, k):
-        _run("rotate", x, CTensor(x, 1), cos.data_ptr(), sin.data_ptr(), *x.shape[1:])
+        angles = cos.data_ptr(), sin.data_ptr()
+        kernel(CTensor(x.data_ptr(), x.stride()[-3:]), *angles, *x.shape[1:], torch.get_num_threads())
     return True
 
 
 def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"] | None:
     """Return silu(gate) ∘ up."""
-    if not _here.switched_on or not _fit(gate, up):
+    kernel = _here.kernels.get(("silu_and_mul", gate.dtype))
+    if kernel is None or gate.ndim != 3 or gate.dtype != up.dtype:
+        return None
+    if gate.shape[-1] % WIDTH or gate.stride(-1) != 1 or up.stride(-1) != 1:
         return None
     out = torch.empty(gate.shape, dtype=gate.dtype)
-    _run("silu_and_mul", gate, *(CTensor(x, x.ndim - 3) for x in (gate, up, out)), *gate.shape[-3:])
+    places = [CTensor(x.data_ptr(), x.stride()) for x in (gate, up, out)]
+    kernel(*places, *gate.shape, torch.get_num_threads())
     return out
 
 
@@ -82,27 +95,11 @@ def likeliest(logits: Float[Tensor, "n vocab"], rows: list[int]) -> list[tuple[i
 
     log p is NaN where the row has no largest number. The kernel need not be switched on.
     """
-    if library() is None or not _fit(logits[None]) or logits.requires_grad:
+    kernel = None if library() is None or logits.device.type != "cpu" else library().get(("likeliest", logits.dtype))
+    if kernel is None or logits.shape[1] % WIDTH or logits.stride(1) != 1:
         return None
     wanted, tokens = torch.tensor([rows, rows])
-    logprobs = torch.empty(len(rows))
-    x, outputs = CTensor(logits[None], 1), (tokens.data_ptr(), logprobs.data_ptr())
-    _run("likeliest", logits, x, wanted.data_ptr(), len(rows), logits.shape[1], *outputs)
+    logprobs, num_threads = torch.empty(len(rows)), torch.get_num_threads()
+    sizes, outputs = (len(rows), logits.shape[1]), (tokens.data_ptr(), logprobs.data_ptr())
+    kernel(CTensor(logits.data_ptr(), logits.stride()), wanted.data_ptr(), *sizes, *outputs, num_threads)
     return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-
-
-def _fit(*tensors: Tensor) -> bool:
-    """Whether the kernels can read tensors, which have three axes or one more of size 1."""
-    return all(
-        x.device.type == "cpu"
-        and x.dtype in NAMES
-        and x.dtype == tensors[0].dtype
-        and (x.ndim == 3 or (x.ndim == 4 and x.shape[0] == 1))
-        and x.stride(-1) == 1
-        and x.shape[-1] % WIDTH == 0
-        for x in tensors
-    )
-
-
-def _run(name: str, x: Tensor, *arguments: CTensor | float) -> None:
-    library()[name, x.dtype](*arguments, torch.get_num_threads())

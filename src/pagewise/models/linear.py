@@ -21,13 +21,12 @@ class Packed(NamedTuple):
     """A packed copy of the weights of some layers, end to end, as they were."""
 
     copy: Tensor
-    weights: list[Tensor]  # held, so that no other weight gets the id of one
-    state: list[tuple[int, int]]  # their addresses and versions, which change with them
+    weights: list[tuple[Tensor, int, int]]  # with their addresses and versions, which change with them
     rows: range  # numbers of rows for which the copy is read
 
 
 class _Here(threading.local):
-    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the weights
+    packed: Mapping[int, Packed] = {}  # by the id of the first weight
 
 
 _here = _Here()
@@ -35,38 +34,32 @@ _here = _Here()
 
 def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
-    if (out := _by_copy((layer,), x)) is not None:
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    packed = None if torch.compiler.is_compiling() else _here.packed.get(id(weight))
+    if packed is not None and len(packed.weights) == 1 and (out := _by_copy(packed, x, bias)) is not None:
         return out
-    return linear(x, layer.weight.T if isinstance(layer, Conv1D) else layer.weight, getattr(layer, "bias", None))
+    return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
 def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequence[Float[Tensor, "*rows N"]]:
     """Return the results of linear layers for the same x. One product computes them all if they were packed as one."""
-    if (out := _by_copy(layers, x)) is not None:
-        return out.split([layer.weight.shape[0] for layer in layers], dim=-1)
+    packed = None if torch.compiler.is_compiling() else _here.packed.get(id(layers[0].weight))
+    if packed is not None and len(packed.weights) == len(layers):
+        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+        if (out := _by_copy(packed, x, bias)) is not None:
+            return out.split([len(layer.weight) for layer in layers], dim=-1)
     return [layer(x) for layer in layers]
 
 
-def _by_copy(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"] | None:
-    if torch.compiler.is_compiling() or not _here.packed:
+def _by_copy(packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None) -> Float[Tensor, "*rows N"] | None:
+    rows = x.numel() // x.shape[-1]
+    if rows not in packed.rows or x.dtype != packed.weights[0][0].dtype or torch.is_autocast_enabled("cpu"):
         return None
-    weights = [layer.weight for layer in layers]
-    packed, rows = _here.packed.get(tuple(map(id, weights))), x.numel() // x.shape[-1]
-    if packed is None or packed.state != _state(weights) or rows not in packed.rows:
-        return None
-    if x.dtype != weights[0].dtype or torch.is_autocast_enabled("cpu"):
-        return None
-    flat, bias = x.reshape(rows, -1), getattr(layers[0], "bias", None)
-    if bias is not None and len(layers) > 1:
-        bias = torch.cat([layer.bias for layer in layers])
-    if rows > 64 and rows % 8:  # oneDNN keeps a kernel for each number of rows, and so it keeps fewer
+    flat = x.reshape(rows, -1)
+    if rows > 64 and rows % 8:  # oneDNN keeps a kernel for each number of rows, and so there are fewer
         flat = pad(flat, (0, 0, 0, -rows % 8))
     out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
     return out[:rows].view(*x.shape[:-1], -1)
-
-
-def _state(weights: list[Tensor]) -> list[tuple[int, int]]:
-    return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
 class Linear(nn.Linear):
@@ -94,7 +87,7 @@ class Conv1D(nn.Module):
 class PackedWeights:
     """A context in which a model computes by packed copies of its weights, for the thread that enters the context.
 
-    The copies take as much memory as the weights. A weight that has changed since is read as it is. The kernels of
+    The copies take as much memory as the weights. The copy of a weight that has changed is dropped. The kernels of
     `in_cpp` are switched on, too, where no derivative is wanted.
 
     Args:
@@ -113,15 +106,19 @@ class PackedWeights:
             groups.append([next(layer for layer in modules if isinstance(layer, nn.Embedding))])
         groups = [group for group in groups if all(_can_pack(layer.weight) for layer in group)]
         fits = sum(layer.weight.nbytes for group in groups for layer in group) <= most
-        packed = map(_pack, groups) if fits else ()
-        self._packed = {tuple(map(id, each.weights)): each for each in packed}
+        self._packed = {id(group[0].weight): _pack(group) for group in groups} if fits else {}
+        self._on_cpu = next(model.parameters()).device.type == "cpu"
 
     def __len__(self) -> int:
         return len(self._packed)
 
     def __enter__(self) -> None:
+        for key, packed in list(self._packed.items()):
+            for weight, address, version in packed.weights:
+                if weight.data_ptr() != address or weight._version != version:
+                    self._packed.pop(key, None)
         _here.packed = self._packed
-        in_cpp.switch(on=True)
+        in_cpp.switch(on=self._on_cpu)
 
     def __exit__(self, *_: object) -> None:
         _here.packed = {}
@@ -139,10 +136,9 @@ def _can_pack(weight: Tensor) -> bool:
 
 
 def _pack(layers: list[nn.Module]) -> Packed:
-    weights = [layer.weight for layer in layers]
     with torch.no_grad():
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
     copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
     # torch reads a weight in float32 as it is for a single row, and for many rows the copy gains little
     rows = range(2, 65) if whole.dtype == torch.float32 else range(1, 2**31)
-    return Packed(copy, weights, _state(weights), rows)
+    return Packed(copy, [(layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers], rows)

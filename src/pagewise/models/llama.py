@@ -193,7 +193,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         qkv = products((self.q_proj, self.k_proj, self.v_proj), x)
-        q, k, v = (y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in qkv)  # [B, heads, T, D]
+        q, k, v = [y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in qkv]  # [B, heads, T, D]
         q, k = self.q_norm(q), self.k_norm(k)
         if not in_cpp.rotate(q, k, *turn):
             # under autocast the norms return float32, and v is in its dtype

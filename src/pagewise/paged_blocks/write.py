@@ -168,7 +168,8 @@ def _write_in_cpp(slots: Tensor, *pairs: tuple[Tensor, Tensor]) -> bool:
         if x.dtype not in NAMES or not alike or x.stride(-1) != 1 or cache.stride(-1) != 1:
             return False
     for x, cache in pairs:
-        _library()["write", x.dtype](CTensor(x), CTensor(cache), slots.data_ptr(), *x.shape, cache.shape[1])
+        places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3]), slots.data_ptr()
+        _library()["write", x.dtype](*places, *x.shape, cache.shape[1])
     return True
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cudascope import CompileError
 from cudascope.toolchain.compiler import cached_library
@@ -17,13 +16,9 @@ WIDTH = 16  # elements of a vector, of which the last axis of a tensor is a mult
 
 
 class CTensor(ctypes.Structure):
-    """`struct Tensor` of kernels/vectors.h."""
+    """`struct Tensor` of kernels/vectors.h: an address, and the strides of three axes in elements."""
 
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
-
-    def __init__(self, x: Tensor, first: int = 0) -> None:
-        """Take a tensor, whose axes `first`, `first` + 1 and `first` + 2 have the three strides."""
-        super().__init__(x.data_ptr(), x.stride()[first : first + 3])
 
 
 def functions(source: Path, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable] | None:
