@@ -82,6 +82,18 @@ def test_a_weight_that_has_changed_is_read_as_it_is(kind, change):
     torch.testing.assert_close(found, linear(x, weight, layer.bias))
 
 
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_packed_as_one_are_read_as_they_are(change, name):
+    model = models()["llama"].requires_grad_(False)
+    weights, token_ids = PackedWeights(model, ALL), torch.arange(5)[None]
+    change(model.model["layers"][1].self_attn.get_submodule(name))
+    with weights:
+        found = model(token_ids, token_ids, lambda layer, q, k, v: q + k.sum() + v.sum())
+    expected = model(token_ids, token_ids, lambda layer, q, k, v: q + k.sum() + v.sum())
+    torch.testing.assert_close(found, expected)
+
+
 def test_other_threads_autocast_strides_and_empty_batches():
     layer = Linear(8, 6).requires_grad_(False)
     holder = torch.nn.ModuleList([layer])

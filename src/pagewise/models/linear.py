@@ -5,6 +5,7 @@ its last call. So in every call it copies W into the layout that its kernel read
 packs the weights of its model once, and computes its steps inside the context `PackedWeights`.
 """
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,6 +18,9 @@ from torch.nn.functional import linear, pad
 from pagewise.models import in_cpp
 
 
+WEIGHT = operator.attrgetter("weight")
+
+
 class Packed(NamedTuple):
     """A packed copy of the weights of some layers, end to end, as they were."""
 
@@ -26,7 +30,7 @@ class Packed(NamedTuple):
 
 
 class _Here(threading.local):
-    packed: Mapping[int, Packed] = {}  # by the id of the first weight
+    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the weights
 
 
 _here = _Here()
@@ -35,16 +39,17 @@ _here = _Here()
 def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
-    packed = None if torch.compiler.is_compiling() else _here.packed.get(id(weight))
-    if packed is not None and len(packed.weights) == 1 and (out := _by_copy(packed, x, bias)) is not None:
+    packed = None if torch.compiler.is_compiling() else _here.packed.get((id(weight),))
+    if packed is not None and (out := _by_copy(packed, x, bias)) is not None:
         return out
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
 def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequence[Float[Tensor, "*rows N"]]:
     """Return the results of linear layers for the same x. One product computes them all if they were packed as one."""
-    packed = None if torch.compiler.is_compiling() else _here.packed.get(id(layers[0].weight))
-    if packed is not None and len(packed.weights) == len(layers):
+    ids = map(id, map(WEIGHT, layers))
+    packed = None if torch.compiler.is_compiling() else _here.packed.get(tuple(ids))
+    if packed is not None:
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         if (out := _by_copy(packed, x, bias)) is not None:
             return out.split([len(layer.weight) for layer in layers], dim=-1)
@@ -106,7 +111,7 @@ class PackedWeights:
             groups.append([next(layer for layer in modules if isinstance(layer, nn.Embedding))])
         groups = [group for group in groups if all(_can_pack(layer.weight) for layer in group)]
         fits = sum(layer.weight.nbytes for group in groups for layer in group) <= most
-        self._packed = {id(group[0].weight): _pack(group) for group in groups} if fits else {}
+        self._packed = {tuple(map(id, map(WEIGHT, group))): _pack(group) for group in groups} if fits else {}
         self._on_cpu = next(model.parameters()).device.type == "cpu"
 
     def __len__(self) -> int:
