@@ -17,7 +17,6 @@ from torch.nn.functional import linear, pad
 
 from pagewise.models import in_cpp
 
-
 WEIGHT = operator.attrgetter("weight")
 
 
