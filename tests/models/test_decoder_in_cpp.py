@@ -45,6 +45,8 @@ def test_rms_norm_is_that_of_torch(switched_on, shape, dtype):
     found = in_cpp.rms_norm(x, norm.weight, norm.eps)
     in_cpp.switch(on=False)
     torch.testing.assert_close(found, norm(x), **NEAR[dtype])
+    if dtype == torch.bfloat16:  # rounded where torch rounds: twice
+        assert (found == norm(x)).double().mean() >= 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -68,7 +70,10 @@ def test_silu_and_mul_is_that_of_torch(switched_on, shape, dtype):
     joint = spread((*shape[:-1], 2 * shape[-1]), dtype)
     joint[..., :8] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 90, -90, -3e38]).to(dtype)
     gate, up = joint.chunk(2, dim=-1)
-    torch.testing.assert_close(in_cpp.silu_and_mul(gate, up), silu(gate) * up, **NEAR[dtype], equal_nan=True)
+    found, expected = in_cpp.silu_and_mul(gate, up), silu(gate) * up
+    torch.testing.assert_close(found, expected, **NEAR[dtype], equal_nan=True)
+    if dtype == torch.bfloat16:
+        assert (found == expected)[..., 8:].double().mean() >= 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
