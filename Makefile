@@ -119,8 +119,7 @@ gpu-check: environment
 LAB ?=
 
 lab: environment
-	@$(PY) src/repository/my_lessons.py
-	$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/my_lessons/01_naive_attention.ipynb $(LAB)
+	@$(PY) src/repository/my_lessons.py lab $(LAB)
 
 changes: environment
 	@$(PY) src/repository/my_lessons.py changes

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from browser import BROWSER
+from my_lessons import SETTINGS
 
 STARTING = 90.0  # seconds
 
@@ -32,10 +33,14 @@ class Lab:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, path: str) -> None:
-        """Open a file of the served folder, and wait until its cells are there."""
+    def show(self, path: str) -> None:
+        """Open a file of the served folder."""
         self._send("Emulation.setFocusEmulationEnabled", enabled=True)  # JupyterLab's current widget has the focus
         self._send("Page.navigate", url=f"{self.address}/lab/tree/{path}?reset")
+
+    def open(self, path: str) -> None:
+        """Open a notebook of the served folder, and wait until its cells are there."""
+        self.show(path)
         self.wait("window.jupyterapp?.shell.currentWidget?.content?.widgets?.length > 3")
         self.wait("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
 
@@ -101,6 +106,7 @@ def lab(root: Path, scratch: Path) -> Iterator[Lab]:
 
     port, debug = _free_port(), _free_port()
     folders = {f"JUPYTER_{kind}_DIR": str(scratch / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    folders["JUPYTER_CONFIG_PATH"] = str(SETTINGS)
     server = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--expose-app-in-browser", "--allow-root"]
     server += [f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}"]
     browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--remote-debugging-port={debug}"]

@@ -124,6 +124,14 @@ if BROWSER:
         assert seen["overflow"] <= 0
         assert errors == []
 
+    SCALE = """
+        return document.querySelector("img[src$='published.svg']").getBoundingClientRect().width / 740;
+    """
+
+    def test_the_words_of_the_picture_of_the_front_page_can_be_read_on_a_phone(book, tmp_path):
+        scale, _ = probe(book / "index.html", SCALE, tmp_path, width=420)
+        assert 12 * scale > 9  # pixels of its smallest words
+
     def test_no_other_page_is_wider_than_a_phone(book, tmp_path):
         pages = [book / "index.html", max(book.glob("source/**/*.html"), key=lambda path: len(path.name))]
         for page in pages:

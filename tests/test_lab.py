@@ -34,6 +34,18 @@ FIGURE = """(() => {
         said: root.textContent,
     };
 })()"""
+# The part of each file's name that fits its column, in the order of the list.
+SEEN_NAMES = """(() => {
+    const pen = document.createElement("canvas").getContext("2d");
+    return [...document.querySelectorAll(".jp-DirListing-itemName")].map((item) => {
+        const text = item.textContent, width = item.getBoundingClientRect().width;
+        pen.font = getComputedStyle(item).font;
+        if (pen.measureText(text).width <= width) return text;
+        let end = text.length;
+        while (end && pen.measureText(text.slice(0, end) + "…").width > width) end -= 1;
+        return text.slice(0, end);
+    });
+})()"""
 SHOWN = "jupyterapp.shell.currentWidget.context.path"
 
 
@@ -71,6 +83,28 @@ def test_a_foreign_notebook_shows_one_picture_and_a_sentence(page):
     seen = figure(page)
     assert (seen["pictures"], seen["controls"]) == (1, 0)
     assert re.search(r"You can .* in the book", seen["said"])
+
+
+def test_the_overview_opens_as_a_page_with_its_pictures_and_leads_to_lesson_1(page):
+    page.show("my_lessons/index.md")
+    pictures = "[...document.querySelectorAll('.jp-MarkdownViewer img')]"
+    page.wait(f"{pictures}.filter((img) => img.naturalWidth > 0).length == 2")
+    start = "[...document.querySelectorAll('.jp-MarkdownViewer a')].find((a) => a.textContent == 'Start with lesson 1')"
+    page.run(f"{start}.click()")
+    page.wait(f"{SHOWN} == 'my_lessons/01_naive_attention.ipynb'")
+
+
+def test_names_of_lessons_can_be_told_apart_and_nothing_is_asked(page):
+    page.open(LESSON)
+    page.wait("document.querySelectorAll('.jp-DirListing-itemName').length > 20")
+    page.run("document.fonts.ready.then(() => 1)")
+    names = page.run(SEEN_NAMES)
+    lessons = [name for name in names if name[:1].isdigit()]
+    assert len(lessons) == 20
+    assert len(set(lessons)) == 20
+    notices = "jupyterapp.serviceManager.settings.fetch('@jupyterlab/apputils-extension:notification')"
+    assert page.run(f"{notices}.then((found) => found.schema.properties.fetchNews.default)") == "false"
+    assert page.run("document.querySelectorAll('.jp-Dialog').length") == 0
 
 
 def test_a_link_to_code_opens_the_file(page):

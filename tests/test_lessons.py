@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("nbformat", reason="notebooks run with the extra `lessons`")
 
-from again import JUDGES
+from again import JUDGES, SET_UP
 
 from claims import SOURCES, broken_links, claims_of, ledger
 from conftest import ROOT
 from notebooks import FOLDED
 from pagewise.exercises.checkers import BY_NAME
+from pagewise.exercises.checkers import LESSONS as EXERCISES
 from pagewise.exercises.code import body
 from pagewise.exercises.cuda import CudaExercise
 
@@ -136,6 +137,16 @@ def test_the_set_up_cell_imports_what_later_cells_use_of_the_first_cell(notebook
     assert imported & used <= {name for name, kind in set_up if kind == "imported"}
 
 
+@each_notebook
+def test_the_set_up_cell_promises_the_exercises_after_a_restart_and_no_other_cell(notebook):
+    """src/repository/again.py runs each exercise after the set-up cell alone. Other cells use the cells above them."""
+    code = [cell["source"] for cell in cells(notebook, "code")]
+    (set_up,) = (source for source in code if source.startswith(SET_UP))
+    comment = set_up[: re.search(r"^[^#]", set_up, flags=re.MULTILINE).start()]
+    assert comment.count("Run > Run All Above Selected Cell") == 1
+    assert ("every exercise runs" in comment) == any(JUDGES.search(source) for source in code)
+
+
 def names_of(source):
     """Yield (name, "imported" or "used") for the names in a code cell."""
     if source.startswith("%%"):
@@ -168,3 +179,11 @@ def test_a_notebook_with_exercises_shows_the_progress_after_them(notebook):
     sources = [cell["source"] for cell in cells(notebook, "code")]
     judging = [i for i, source in enumerate(sources) if JUDGES.search(source)]
     assert not judging or any(re.fullmatch(r"check\.progress\(\d*\)", source) for source in sources[judging[-1] + 1 :])
+
+
+def test_exercises_are_listed_in_the_order_of_the_lesson():
+    for number, exercises in EXERCISES.items():
+        notebooks = [path for path in NUMBERED if int(path.stem[:2]) == number]
+        sources = [cell["source"] for notebook in notebooks for cell in cells(notebook, "code")]
+        judged = JUDGES.findall("\n".join(sources))
+        assert [exercise.name for exercise in exercises] == list(dict.fromkeys(judged))

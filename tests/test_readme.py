@@ -1,20 +1,28 @@
 """README and CONTRIBUTING: files, commands, addresses and numbers are right, and the table has every lesson."""
 
 import importlib.util
+import itertools
 import json
+import platform
 import re
 
 import pytest
+from matplotlib import font_manager
+from matplotlib.font_manager import FontProperties
+from PIL import ImageFont
 from try_kernel import IN_CUDA, IN_TRITON
 
 import pagewise
 from address import FILES, named_in, readdressed, repository
 from conftest import ROOT
 from pagewise.exercises.checkers import BY_NAME
-from picture import pictures
+from picture import LEFT, SIDE, pictures
 
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+FRONT_PAGE = (ROOT / "lessons" / "index.md").read_text()
+FORMS = ("mistake", "failure")
+HOURS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 
 each_page = pytest.mark.parametrize("page", [README, CONTRIBUTING], ids=["README", "CONTRIBUTING"])
 
@@ -52,16 +60,18 @@ def spans(page):
     return re.findall(r"```.*?```|`[^`\n]+`", page, flags=re.DOTALL)
 
 
-def test_table_has_every_lesson_with_its_module_and_test():
+def test_table_has_every_lesson_with_its_question_its_module_and_its_kernels():
+    asked = re.findall(r"^\| \d+ \| \[.*?\]\((\w+\.ipynb)\), \d+ min \| (.*?) \|", FRONT_PAGE, re.MULTILINE)
+    questions = dict(asked)
     for lesson in sorted((ROOT / "lessons").glob("*.ipynb")):
         if lesson.stem.endswith("_in_depth") or lesson.stem == "sources":
             assert f"](lessons/{lesson.name})" in README
             continue
         row = next(line for line in README.splitlines() if line.startswith("|") and lesson.name in line)
+        assert f" | {questions[lesson.name]} | " in row
         topic = lesson.stem[3:]
-        for folder, file in (("src/pagewise", f"{topic}.py"), ("tests", f"test_{topic}.py")):
-            is_package = (ROOT / folder / topic).is_dir()
-            assert f"]({folder}/{topic if is_package else file})" in row
+        module = topic if (ROOT / "src" / "pagewise" / topic).is_dir() else f"{topic}.py"
+        assert f"](src/pagewise/{module})" in row
         for kernel in (f"{topic}.py", f"{topic}.cu"):
             assert (f"](kernels/{kernel})" in row) == (ROOT / "kernels" / kernel).exists()
 
@@ -69,12 +79,46 @@ def test_table_has_every_lesson_with_its_module_and_test():
 def test_the_pictures_are_what_their_script_draws():
     files = {name: (ROOT / "lessons" / "_static" / name).read_text() for name in pictures()}
     assert files == pictures(), "run: python src/repository/picture.py"
-    front_page = (ROOT / "lessons" / "index.md").read_text()
-    assert all(f"lessons/_static/{name}" in README or f"](_static/{name})" in front_page for name in files)
+    assert all(f"lessons/_static/{name}" in README or f"](_static/{name})" in FRONT_PAGE for name in files)
+
+
+def test_the_text_for_a_picture_that_is_not_seen_has_its_numbers():
+    shown = re.search(r'aria-label="([^"]*)"', pictures()["readme.svg"])[1]
+    assert re.search(r"!\[([^\]]*)\]\(lessons/_static/readme\.svg\)", README)[1] == shown
+
+
+def texts(svg):
+    """Yield (left end, right end, baseline) of each text of an SVG, in a font that is wider than those of browsers."""
+    for attributes, words in re.findall(r"<text ([^>]*)>(.*?)</text>", svg, re.DOTALL):
+        x, y, size = (float(re.search(rf'\b{name}="([\d.]+)"', attributes)[1]) for name in ("x", "y", "font-size"))
+        is_bold = "font-weight" in attributes + words
+        path = font_manager.findfont(FontProperties(family="DejaVu Sans", weight="bold" if is_bold else "normal"))
+        width = ImageFont.truetype(path, size).getlength(re.sub("<[^>]+>", "", words))
+        anchor = re.search(r'text-anchor="(\w+)"', attributes)
+        left = x - width * {"start": 0, "middle": 0.5, "end": 1}[anchor[1] if anchor else "start"]
+        yield left, left + width, y
+
+
+@pytest.mark.parametrize("name", list(pictures()))
+def test_the_words_of_a_picture_fit_into_it_and_do_not_overlap(name):
+    svg = pictures()[name]
+    width = float(re.search(r'viewBox="0 0 (\d+)|<svg [^>]*\bwidth="(\d+)"', svg)[1 if "viewBox" in svg else 2])
+    placed = sorted(texts(svg), key=lambda text: (text[2], text[0]))
+    assert placed
+    assert all(left >= 0 and right <= width for left, right, _ in placed)
+    for (_, right, y), (left, _, beside) in itertools.pairwise(placed):
+        assert y != beside or right < left
+
+
+def test_the_key_of_the_published_times_has_every_kind_of_mark():
+    marks = re.findall(r'<(rect|circle) class="((?:prompt|decode)[ a-z]*)" c?x="([\d.]+)"', pictures()["published.svg"])
+    key = {(shape, kind) for shape, kind, x in marks if float(x) > LEFT + SIDE}
+    assert key == {(shape, kind) for shape, kind, _ in marks}
+    assert len(key) == 4
 
 
 def test_the_lessons_begin_before_line_80():
-    assert README[: README.index("\n| lesson | module |")].count("\n") < 80
+    assert README[: README.index("\n| lesson | the question |")].count("\n") < 80
 
 
 def test_numbers_are_those_of_a_lesson_and_of_the_exercises():
@@ -87,6 +131,16 @@ def test_numbers_are_those_of_a_lesson_and_of_the_exercises():
     checkers, at_least = map(int, re.search(r"(\d+) checkers know more than (\d+) natural mistakes", README).groups())
     assert checkers == len(BY_NAME)
     assert at_least < sum(len(exercise.mistakes) for exercise in BY_NAME.values()) < 1.3 * at_least
+
+
+def test_the_hours_are_the_minutes_of_the_ten_lessons():
+    minutes = []
+    for lesson in (ROOT / "lessons").glob("[01]*[!h].ipynb"):
+        text = "".join("".join(cell["source"]) for cell in json.loads(lesson.read_text())["cells"][:3])
+        minutes.append([*map(int, re.search(r"Time:\*\* (\d+) minutes to read, and (\d+) minutes for", text).groups())])
+    hours = re.search(r"lessons take about (\w+) hours to read, and their exercises about (\w+)\s+hours more", README)
+    assert len(minutes) == 10
+    assert [HOURS[word] for word in hours.groups()] == [round(sum(each) / 60) for each in zip(*minutes, strict=True)]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -126,6 +180,18 @@ def test_the_example_is_that_of_cudascope_whose_tests_run_it():
 
     cudascope = (ROOT / "src" / "cudascope" / "README.md").read_text()
     assert block(README, "cuda") == block(cudascope, "cuda")
-    wrapped = block(README, "console").replace(" | fold -sw 100", "")
+    wrapped = block(README, "console").replace(" | fold -sw 92", "")
     assert wrapped.split() == block(cudascope, "console").split()
-    assert max(map(len, wrapped.splitlines())) <= 100
+    assert max(map(len, wrapped.splitlines())) <= 92  # GitHub's column is 97 characters wide
+
+
+def test_the_forms_quote_a_section_and_a_command_that_exist(capsys):
+    mistake, failure = ((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text() for name in FORMS)
+    number, section = re.search(r'placeholder: Lesson (\d+), "(.*)"', mistake).groups()
+    (lesson,) = (ROOT / "lessons").glob(f"{int(number):02}_*[!h].ipynb")
+    cells = json.loads(lesson.read_text())["cells"]
+    assert any(f"## {section}\n" in "".join(cell["source"]) + "\n" for cell in cells)
+    exec(re.search(r'\.venv/bin/python -c "([^"]*)"', " ".join(failure.split()))[1], {})
+    system, banner = capsys.readouterr().out.splitlines()
+    assert platform.system() in system
+    assert "torch" in banner

@@ -63,6 +63,10 @@ def test_a_lesson_loads_nothing_that_is_linux_only(lesson):
     assert linux_only(names) == {}
 
 
+def test_the_readers_copy_is_made_without_what_is_linux_only():
+    assert linux_only(imports(ROOT / "src" / "repository" / "my_lessons.py", at_import_time=True)) == {}
+
+
 def test_a_module_that_is_linux_only_is_found():
     assert linux_only({"pagewise.kernels.online_softmax"})["pagewise.kernels.partial"] == {"triton", "triton.language"}
 

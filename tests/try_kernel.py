@@ -140,7 +140,8 @@ def is_right(how: str, case: Case, *, checked: bool = False) -> bool:
         return False
     wrong = fault(results, case)
     findings = report.findings if checked else []
-    print(f"  {how}: {wrong or 'right'}" + f", {len(findings) or 'no'} findings" * checked)
+    plural = "" if len(findings) == 1 else "s"
+    print(f"  {how}: {wrong or 'right'}" + f", {len(findings) or 'no'} finding{plural}" * checked)
     for finding in findings:
         print(f"    {finding}")
     return not (wrong or findings)

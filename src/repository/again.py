@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from notebooks import UNCOMPARED
 from pagewise.exercises.checkers import BY_NAME
 
-SET_UP = "# Run this first, and again after a restart"  # the first line of the set-up cell
+SET_UP = "# Run this first. After a restart, "  # the set-up cell begins so
 JUDGES = re.compile(rf"\bcheck\.({'|'.join(BY_NAME)})\((?!\))")
 
 

@@ -9,6 +9,7 @@ interpreter was named in PYTHON=…. If it belongs to a virtual or conda environ
 """
 
 import ast
+import glob
 import importlib.util
 import os
 import shutil
@@ -17,6 +18,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 VENV = os.path.join(ROOT, ".venv")
+BEGUN = f"begun for {ROOT} with {sys.version}"  # what the stamp says until everything is installed
 # Both distributions of this checkout, and their extras.
 PROJECTS = (f"{os.path.join(ROOT, 'src', 'cudascope')}[cuda]", f"{ROOT}[all,pinned]")
 LINUX_ONLY = (
@@ -80,6 +82,18 @@ def is_ready(python, stamp):
         return f.read() == ROOT and os.path.getmtime(stamp) >= max(map(os.path.getmtime, files))
 
 
+def is_begun(stamp):
+    """Return whether this interpreter began the environment for this checkout, and each package in it is whole.
+
+    pip and uv write RECORD last. They install what is missing, so an interruption costs only the package that it broke.
+    """
+    if not os.path.exists(stamp):
+        return False
+    packages = glob.glob(os.path.join(glob.escape(VENV), "lib", "python*", "site-packages", "*.dist-info"))
+    with open(stamp, encoding="utf-8") as f:
+        return f.read() == BEGUN and all(os.path.exists(os.path.join(package, "RECORD")) for package in packages)
+
+
 def options_of_pip(python):
     """Return pip's settings by their names, as in {"global.index-url": "'https://…'"}."""
     listed = subprocess.run([python, "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True).stdout
@@ -108,18 +122,23 @@ def settings_of_pip(python):
 
 
 def install(python):
-    """Install both projects with everything that they need, with uv if it is there. Show messages only if pip fails."""
+    """Install both projects with everything that they need, with uv if it is there.
+
+    A terminal shows how far the installation is. Elsewhere messages are shown only if pip fails.
+    """
     prefer_cpu_torch(python)
     projects = [word for project in PROJECTS for word in ("-e", project)]
     uv = shutil.which("uv")
-    command = [uv, "pip", "install", "--quiet", "--python", python, *projects]
-    messages = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    quiet, messages = [], {}
+    if not sys.stdout.isatty():
+        quiet, messages = ["--quiet"], {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [uv, "pip", "install", *quiet, "--python", python, *projects]
     if uv and subprocess.run(command, env=settings_of_pip(python), **messages).returncode == 0:
         return
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *projects]
+    command = [python, "-m", "pip", "install", *quiet, "--disable-pip-version-check", *projects]
     done = subprocess.run(command, **messages)
     if done.returncode:
-        sys.exit(f"{done.stdout}\npip could not install {' and '.join(PROJECTS)}: see its message above")
+        sys.exit(f"{done.stdout or ''}\npip could not install {' and '.join(PROJECTS)}: see its message above")
 
 
 def main():
@@ -137,9 +156,14 @@ def main():
     stamp = os.path.join(folder, ".pagewise")
     if is_ready(python, stamp) or (uses_itself() and installed_here()):
         return
-    print(f"installing pagewise and cudascope into {folder}: 2.6 GB, several minutes, once …", flush=True)
-    if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
-        sys.exit(f"{sys.executable} -m venv failed: see its message above")
+    if is_begun(stamp):
+        print(f"going on with the installation into {folder}, which was interrupted …", flush=True)
+    else:
+        print(f"installing pagewise and cudascope into {folder}: 2.6 GB, several minutes, once …", flush=True)
+        if not uses_itself() and subprocess.run([sys.executable, "-m", "venv", "--clear", VENV]).returncode:
+            sys.exit(f"{sys.executable} -m venv failed: see its message above")
+        with open(stamp, "w", encoding="utf-8") as f:
+            f.write(BEGUN)
     install(python)
     # matplotlib writes to stderr while it builds its font cache, so no lesson may be the first to import it
     subprocess.run([python, "-c", "import matplotlib.font_manager"], stderr=subprocess.DEVNULL)
@@ -148,4 +172,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted: run make again, and the installation goes on")

@@ -1,11 +1,15 @@
-"""The reader's own copy of the lessons: `python src/repository/my_lessons.py` makes or updates the folder my_lessons.
+"""The reader's own copy of the lessons, the folder my_lessons.
 
-git ignores this folder, and `make lab` opens it. A notebook in which the reader has changed or added a cell is never
-replaced. All others follow the course. my_lessons/.course holds each file as the reader got it, so that
-`python src/repository/my_lessons.py changes` can show what the course has changed in it since.
+    python src/repository/my_lessons.py            make or update the folder
+    python src/repository/my_lessons.py lab        the same, and open it in JupyterLab (`make lab`)
+    python src/repository/my_lessons.py changes    show what the course has changed since (`make changes`)
+
+git ignores this folder. A notebook in which the reader has changed or added a cell is never replaced. All others follow
+the course. my_lessons/.course holds each file as the reader got it, so that `changes` can compare the two.
 """
 
 import difflib
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,6 +24,8 @@ from pagewise.exercises.checkers import LESSONS
 ROOT = Path(__file__).resolve().parent.parent.parent
 COURSE, MINE = ROOT / "lessons", ROOT / "my_lessons"
 GIVEN = ".course"
+# JupyterLab shows texts as pages and whole names of files, and asks nothing. A reader's own settings win over these.
+SETTINGS = Path(__file__).resolve().parent / "jupyter"
 
 
 def update(course: Path, mine: Path) -> list[str]:
@@ -85,17 +91,40 @@ def _write_progress(course: Path, path: Path) -> None:
     path.write_text(progress.listed(titles, done), encoding="utf-8")
 
 
-def main(words: list[str]) -> None:
-    """Run the command line."""
-    if words == ["changes"]:
-        print(changes(COURSE, MINE) or "the course has changed nothing since you got your copy")
-    elif words:
-        sys.exit(f"usage: python {sys.argv[0]} [changes]")
-    elif both := update(COURSE, MINE):
+def prepare() -> None:
+    """Make or update the reader's copy, and say where it is."""
+    what = "your lessons, with what you wrote" if MINE.exists() else "your own copy of the lessons, which git ignores"
+    both = update(COURSE, MINE)
+    print(f"{what}: {MINE}", flush=True)
+    if both:
         print(
             f"the course has changed {', '.join(both)}, and so have you. Your text stays. `make changes` shows what is"
         )
-        print("new. To get the new version, rename your file, and run make lab again.")
+        print("new. To get the new version, rename your file, and run make lab again.", flush=True)
+
+
+def open_lab(options: list[str]) -> None:
+    """Open the reader's copy of lesson 1 in JupyterLab, which serves the whole repository."""
+    from jupyterlab.labapp import LabApp
+
+    folders = [str(SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
+    os.environ["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, folders))
+    first = f"--LabApp.default_url=/lab/tree/{MINE.name}/01_naive_attention.ipynb"
+    LabApp.launch_instance([f"--ServerApp.root_dir={ROOT}", first, *options])
+
+
+def main(words: list[str]) -> None:
+    """Run the command line."""
+    match words:
+        case []:
+            prepare()
+        case ["lab", *options]:
+            prepare()
+            open_lab(options)
+        case ["changes"]:
+            print(changes(COURSE, MINE) or "the course has changed nothing since you got your copy")
+        case _:
+            sys.exit(f"usage: python {sys.argv[0]} [lab [OPTIONS OF JUPYTERLAB] | changes]")
 
 
 if __name__ == "__main__":

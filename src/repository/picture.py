@@ -79,23 +79,23 @@ def picture() -> str:
     """Return the SVG: one query over many keys, with the keys not cut and cut in 16."""
     alone, cut = times()
     rows = [
-        row(66, "Keys not cut: one program per KV head", "alone", HEADS, alone, cut / alone),
-        row(182, "Flash-Decoding: keys cut in 16", "cut", HEADS * CUTS, cut, 1),
+        row(66, "One SM for each KV head", "alone", HEADS, alone, cut / alone),
+        row(182, f"Flash-Decoding: {CUTS} SMs for each KV head", "cut", HEADS * CUTS, cut, 1),
     ]
     alt = (
-        f"One query reads 65,536 keys. Not cut, {HEADS} of {SMS} SMs read for {alone:g} µs. "
-        f"Cut in {CUTS}, {HEADS * CUTS} SMs read for {cut:g} µs."
+        f"One query reads 65,536 keys. With one SM for each KV head, {HEADS} of {SMS} SMs of the GPU read for "
+        f"{alone:g} µs. With {CUTS} SMs for each KV head, {HEADS * CUTS} SMs read for {cut:g} µs."
     )
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 300" role="img" aria-label="{alt}">',
             f"<style>{STYLE}</style>",
             '<rect class="card" x="0.5" y="0.5" width="739" height="299" rx="8"/>',
-            '<text x="20" y="34" font-size="19" font-weight="700">A question about a book of 65,536 tokens: '
-            "how many SMs read?</text>",
+            '<text x="20" y="34" font-size="19" font-weight="700">How much of a GPU reads a book of '
+            "65,536 tokens?</text>",
             *rows,
-            '<text x="20" y="288" font-size="13">Blue: keys that are read. Orange: SMs that read. '
-            "The times are lesson 7's model of an H200.</text>",
+            '<text x="20" y="288" font-size="13">Blue: keys that are read. Orange: SMs (processors) '
+            "that read. Times: lesson 7's model of an H200.</text>",
             "</svg>\n",
         ]
     )
@@ -148,8 +148,8 @@ def published() -> str:
     parts += [
         f'<text x="{LEFT + SIDE / 2:g}" y="{bottom + 38}" text-anchor="middle" font-size="13">modelled</text>',
         f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="end" font-size="13">measured</text>',
-        *(mark(right + 30, y - 4, decodes, fits) for y, (_, decodes, fits) in KEY.items()),
-        *(f'<text x="{right + 42}" y="{y}" font-size="14">{words}</text>' for y, (words, *_) in KEY.items()),
+        *(mark(right + x, y - 4, *kind) for y, (_, kinds) in KEY.items() for x, kind in kinds.items()),
+        *(f'<text x="{right + 54}" y="{y}" font-size="14">{words}</text>' for y, (words, _) in KEY.items()),
         *(
             f'<text x="{right + 24}" y="{190 + 22 * i}" font-size="14">{words}</text>'
             for i, words in enumerate(said(found))
@@ -168,7 +168,12 @@ def published() -> str:
     )
 
 
-KEY = {80: ("a prompt", False, True), 104: ("a decode step", True, True), 128: ("missed by the model", False, False)}
+PROMPT, DECODE = False, True
+KEY = {  # y → words, and x → the arguments of `mark`
+    80: ("a prompt", {42: (PROMPT, True)}),
+    104: ("a decode step", {42: (DECODE, True)}),
+    128: ("open: missed by the model", {30: (PROMPT, False), 42: (DECODE, False)}),
+}
 
 
 def said(found: list[Judged]) -> list[str]:
@@ -180,8 +185,8 @@ def said(found: list[Judged]) -> list[str]:
         f"{len({each.row.family for each in found})} constants.",
         f"Of {len(long)} of 100 µs or more,",
         f"{right} lie in the band ({WITHIN} ×).",
-        "Useful work alone",
-        f"would put {null} there.",
+        "If only the useful work is",
+        f"counted, {null} lie in the band.",
     ]
 
 

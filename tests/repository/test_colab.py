@@ -1,5 +1,7 @@
 """The lessons for Colab: a first cell installs pagewise, and all other cells are the lesson's."""
 
+import re
+
 import pytest
 
 from conftest import ROOT
@@ -21,3 +23,12 @@ def test_each_lesson_gets_a_first_cell_that_installs_the_repository(tmp_path):
         assert [(cell.source, cell.get("outputs")) for cell in rest] == [
             (cell.source, cell.get("outputs")) for cell in nbformat.read(path, as_version=4).cells
         ]
+
+
+def test_the_button_opens_a_lesson_on_the_branch_that_the_workflow_pushes():
+    """The address itself can be tried only after the first publication."""
+    readme, workflow = (ROOT / "README.md").read_text(), (ROOT / ".github" / "workflows" / "book.yml").read_text()
+    branch, file = re.search(r"colab\.research\.google\.com/github/[^/]+/[^/]+/blob/(\w+)/(\S+)\)", readme).groups()
+    assert f"git push -q --force origin {branch}\n" in workflow
+    assert "colab.py" in workflow
+    assert (ROOT / "lessons" / file).exists()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,6 +129,63 @@ global.find-links='/global'
         ]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_how_far_the_installation_is(is_terminal, tmp_path, monkeypatch, capfd):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "pip: $*"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    runpy.run_path(str(SCRIPT))["install"](str(python))
+    assert (f"pip: -m pip install --disable-pip-version-check -e {ROOT}" in capfd.readouterr().out) == is_terminal
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """A checkout with a `.venv` in which the script stops when it has written a package. Returns the script's main."""
+    root = tmp_path / "page [wise]"  # glob reads brackets
+    script = root / "src" / "repository" / "environment.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(SCRIPT, script)
+    main = runpy.run_path(str(script))["main"]
+    venvs = []
+
+    def run(command, **options):
+        if "venv" in command:
+            venvs.append(command)
+            shutil.rmtree(root / ".venv", ignore_errors=True)
+            (root / ".venv").mkdir()
+        return SimpleNamespace(returncode=0)
+
+    def install(python):
+        (root / ".venv" / "lib" / "python3" / "site-packages" / "torch.dist-info").mkdir(parents=True, exist_ok=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["environment.py"])
+    monkeypatch.setitem(main.__globals__, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setitem(main.__globals__, "install", install)
+    return SimpleNamespace(root=root, main=main, venvs=venvs)
+
+
+def test_an_interrupted_installation_goes_on_unless_a_package_is_broken(begun, capsys):
+    def made_anew():
+        before = len(begun.venvs)
+        with pytest.raises(KeyboardInterrupt):
+            begun.main()
+        assert ("going on" in capsys.readouterr().out) == (len(begun.venvs) == before)
+        return len(begun.venvs) > before
+
+    assert made_anew()
+    assert made_anew(), "a package without RECORD is not whole"
+    (begun.root / ".venv" / "lib" / "python3" / "site-packages" / "torch.dist-info" / "RECORD").touch()
+    assert not made_anew()
+    stamp = begun.root / ".venv" / ".pagewise"
+    stamp.write_text(stamp.read_text().replace("page [wise]", "another"))
+    assert made_anew()
+    stamp.unlink()
+    assert made_anew()
+
+
 def run_with(tmp_path: Path, lines: str) -> subprocess.CompletedProcess:
     """environment.main() after `lines` have changed what it sees; it must stop before it makes anything."""
     start = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
@@ -155,6 +213,11 @@ def test_missing_prerequisite_is_a_sentence_with_the_remedy(tmp_path, lines, wor
     assert len(done.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_an_interruption_is_one_sentence(tmp_path):
+    done = run_with(tmp_path, "import shutil\ndef which(name): raise KeyboardInterrupt\nshutil.which = which")
+    assert done.stderr == "interrupted: run make again, and the installation goes on\n"
 
 
 @pytest.mark.parametrize(("named", "used"), [([], ROOT / ".venv" / "bin" / "python"), (["--named"], sys.executable)])

@@ -1,5 +1,8 @@
 """The reader's copy of the lessons keeps what the reader wrote, follows the course elsewhere, and is trusted."""
 
+import json
+import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,6 +12,7 @@ from conftest import ROOT
 
 pytest.importorskip("nbformat", reason="notebooks are copied with the extra `lessons`")
 
+import my_lessons
 import nbformat
 from my_lessons import GIVEN, changes, update
 from nbformat.sign import NotebookNotary
@@ -103,3 +107,49 @@ def test_solved_exercises_and_lessons_stay_ticked(folders):
 def test_git_ignores_the_copy():
     done = subprocess.run(["git", "check-ignore", "my_lessons/01_naive_attention.ipynb"], cwd=ROOT, capture_output=True)
     assert done.returncode in (0, 128)  # 128: this is not a checkout
+
+
+def test_the_folder_is_named_when_it_is_made_and_when_it_is_opened_again(folders, monkeypatch, capsys):
+    course, mine = folders
+    monkeypatch.setattr(my_lessons, "COURSE", course)
+    for folder, words in ((mine.parent / "new", "your own copy"), (mine, "your lessons, with what you wrote")):
+        monkeypatch.setattr(my_lessons, "MINE", folder)
+        my_lessons.main([])
+        said = capsys.readouterr().out
+        assert said.startswith(words)
+        assert said.endswith(f": {folder}\n")
+
+
+def test_lab_serves_the_repository_and_opens_the_copy_with_the_readers_options(folders, monkeypatch, capsys):
+    labapp = pytest.importorskip("jupyterlab.labapp", reason="JupyterLab comes with the extra `lessons`")
+    course, mine = folders
+    started = []
+    monkeypatch.setattr(labapp.LabApp, "launch_instance", started.append)
+    monkeypatch.setattr(my_lessons, "COURSE", course)
+    monkeypatch.setattr(my_lessons, "MINE", mine)
+    monkeypatch.setattr(my_lessons, "ROOT", mine.parent)
+    monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/mine")
+    my_lessons.main(["lab", "--no-browser"])
+    assert os.environ["JUPYTER_CONFIG_PATH"] == f"{my_lessons.SETTINGS}{os.pathsep}/mine"
+    assert str(mine) in capsys.readouterr().out
+    (options,) = started
+    assert options == [
+        f"--ServerApp.root_dir={mine.parent}",
+        "--LabApp.default_url=/lab/tree/my_lessons/01_naive_attention.ipynb",
+        "--no-browser",
+    ]
+    assert (ROOT / "lessons" / options[1].rpartition("/")[2]).exists()
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["README.md", "CONTRIBUTING.md", "lessons/index.md", "Makefile", "Dockerfile", ".devcontainer/devcontainer.json"],
+)
+def test_no_way_to_start_opens_the_lessons_that_git_tracks(file):
+    text = (ROOT / file).read_text()
+    assert re.findall(r"\bjupyter[ -]?(?:lab|notebook)\b[^`\n]*", text) == []  # my_lessons.py lab starts it
+    if file.endswith(".json"):
+        settings = json.loads(re.sub(r"^ *//.*", "", text, flags=re.MULTILINE))
+        assert settings["customizations"]["codespaces"]["openFiles"] == ["my_lessons/01_naive_attention.ipynb"]
+        assert settings["postCreateCommand"].endswith("&& python src/repository/my_lessons.py")
+        assert settings["waitFor"] == "postCreateCommand"
