@@ -102,6 +102,10 @@ def test_what_the_kernels_cannot_read_is_left_to_torch(switched_on):
     assert in_cpp.silu_and_mul(torch.randn(1, 3, 32).double(), torch.randn(1, 3, 32).double()) is None
     q = torch.randn(1, 2, 3, 16)
     assert not in_cpp.rotate(q, q, *turn)  # half a head is no vector
+    q, turn = torch.randn(1, 2, 3, 32), rope(torch.arange(3)[None], LlamaConfig(9, 8, 8, 1, 1, head_dim=32))
+    for wrong in (torch.randn(1, 2, 32, 3).mT, torch.randn(2, 2, 3, 32), q.bfloat16(), q.half()):
+        assert not in_cpp.rotate(wrong, q if len(wrong) == 1 else wrong, *turn)
+    assert not in_cpp.rotate(q, torch.randn(1, 2, 32, 3).mT, *turn)
     assert in_cpp.likeliest(torch.randn(2, 90), [0]) is None
 
 

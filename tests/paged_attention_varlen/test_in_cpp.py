@@ -21,6 +21,7 @@ def step(*, lens, heads=(4, 2), head_dim=64, P=16, dtype=torch.float32, num_quer
     for table, length in zip(tables, lens, strict=True):
         for t in range(length):
             k[table[t // P], t % P], v[table[t // P], t % P] = torch.randn(2, Hkv, head_dim)
+        table[-(-length // P) :] = 2**30  # no such block: reading it ends the process
     q = torch.randn(sum(num_queries), H, head_dim).to(dtype)
     ends = torch.tensor([0, *num_queries]).cumsum(0).int()
     return (q, k, v), (tables, torch.tensor(lens, dtype=torch.int32), ends)
