@@ -87,7 +87,7 @@ test-full: environment
 		tests/cudascope/test_triton_programs.py tests/cudascope/test_views.py tests/cudascope/test_bulk_reductions.py \
 		tests/cudascope/test_gallery.py \
 		tests/test_lab.py \
-		tests/test_attention_contract.py tests/test_packaging.py tests/engine tests/test_architectures_cuda.py \
+		tests/test_attention_contract.py tests/test_packaging.py tests/distributed tests/engine tests/test_architectures_cuda.py \
 		tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py
 
 bench: environment

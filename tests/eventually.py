@@ -3,11 +3,11 @@
 import time
 
 
-def soon(condition, seconds: float = 10.0) -> bool:
-    """Whether the condition comes true in time."""
+def soon(condition, seconds: float = 10.0, *, every: float = 0.005) -> bool:
+    """Whether the condition comes true in time. It is asked `every` so many seconds."""
     end = time.monotonic() + seconds
     while not (true := condition()) and time.monotonic() < end:
-        time.sleep(0.005)
+        time.sleep(every)
     return true
 
 

@@ -20,7 +20,7 @@ from pagewise.online_softmax import online_softmax
 
 # numpy's, where Triton is interpreted
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value|All-NaN slice:RuntimeWarning")
-H, HKV, D = 8, 2, 32
+H, HKV, D = 4, 2, 32
 INF = torch.inf
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 KERNELS = {name for name, each in FUNCTIONS.items() if name.endswith("triton") or each.cuda}
@@ -188,14 +188,14 @@ def test_what_is_not_a_number_stays_in_its_row(name, kernel_device):
     q, k, v = random_qkv(1, 37, device=kernel_device)
     attend = FUNCTIONS[name].attend
     right = attend(q, k, v)
-    q[1, 5, 0, 3] = torch.nan
+    q[1, 3, 0, 3] = torch.nan
     out = attend(q, k, v)
-    assert out[1, 5].isnan().all()
-    out[1, 5] = right[1, 5]
+    assert out[1, 3].isnan().all()
+    out[1, 3] = right[1, 3]
     assert out.equal(right)
-    q[1, 5, 0, 3] = 0
+    q[1, 3, 0, 3] = 0
     v[0, 1, 9, 4] = torch.nan
-    right[1, 5] = attend(q, k, v)[1, 5]
+    right[1, 3] = attend(q, k, v)[1, 3]
     right[0, H // HKV :, :, 4] = torch.nan
     torch.testing.assert_close(attend(q, k, v), right, rtol=1e-5, atol=1e-6, equal_nan=True)
 

@@ -9,8 +9,6 @@ compiles no kernel; it only settles whether Triton kernels will be compiled or i
 import importlib.util as _util
 from pathlib import Path as _Path
 
-from pagewise.tools import device as _device
-
 __version__ = "0.2.0"
 
 
@@ -31,6 +29,9 @@ def _check_kernels() -> None:
         )
 
 
-_check_kernels()
+_check_kernels()  # before torch is imported, which takes seconds
+
+from pagewise.tools import device as _device  # noqa: E402
+
 _device.choose_triton_mode()
 _device.explain_missing_triton()

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from covering import covering_or_all
 from distributed_cases import (
     Case,
     DecodeCase,
@@ -86,18 +87,15 @@ def assert_right(cases, by_rank):
                 raise AssertionError(f"{name} of {case}: {error}") from None
 
 
+# Every pair of lengths, mask and order, and with PAGEWISE_FULL=1 every combination.
 LENGTHS = [(16, 16), (13, 13), (1, 1), (3, 3), (5, 17), (17, 5), (40, 41), (0, 4), (4, 0)]
+KINDS = covering_or_all({"lengths": LENGTHS, "causal": [False, True], "order": ["zigzag", "contiguous", "striped"]})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 def test_ring_attention_and_its_gradients_match_attention(count, pools):
-    cases = [
-        Case(T, S, causal=causal, order=order)
-        for T, S in LENGTHS
-        for causal in (False, True)
-        for order in ("zigzag", "contiguous", "striped")
-    ]
+    cases = [Case(*lengths, causal=causal, order=order) for lengths, causal, order in map(dict.values, KINDS)]
     cases += [Case(9, 9, H, Hkv, True, scale=-0.3) for H, Hkv in ((1, 1), (8, 1), (3, 3))]
     cases += [Case(300, 300, causal=True, B=1)]  # several tiles of flash_attention
     assert_right(cases, pools[count].run(run_cases, cases))

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from checkpoints import ARCHITECTURES, VOCAB, save_random
 from engine_cases import serve, tokens_of
 from eventually import has_ended, soon
+from forked_server import forked_server, torchrun
 from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
 
 from pagewise.distributed import Processes
@@ -456,12 +457,11 @@ def test_followers_keep_in_step_after(trouble, error, served, alone):
 
 
 @pytest.mark.slow
-def test_torchrun_runs_the_command_on_two_processes(capsys):
+def test_torchrun_runs_the_command_on_two_processes(capsys, tmp_path):
     flags = ["The block table", "--device", "cpu", "--num-blocks", "32", "--max-tokens", "12", "--temperature", "0"]
     assert main(flags) == 0
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "pagewise.engine", *flags]
-    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, capsys.readouterr().out), done.stderr
+    status, printed, said = torchrun(tmp_path, "--nproc-per-node", "2", "-m", "pagewise.engine", *flags)
+    assert (status, printed) == (0, capsys.readouterr().out), said
 
 
 @pytest.mark.slow
@@ -520,68 +520,47 @@ def test_a_fork_cannot_compute_and_when_process_0_is_killed_its_follower_ends_wi
     assert list(tmp_path.glob("pagewise-*")) == []
 
 
-@contextlib.contextmanager
-def serving(*flags):
-    """A server of two processes: (its process, its address, the id of its follower)."""
-    command = [sys.executable, "-m", "pagewise.engine.serve", "--port", "0", "--num-blocks", "600", "--device", "cpu"]
-    command += ["--tensor-parallel", "2", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            url = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-            listed = subprocess.check_output(["ps", "-wwo", "pid=,args=", "--ppid", str(server.pid)], text=True)
-            (follower_pid,) = (int(line.split()[0]) for line in listed.splitlines() if "spawn_main" in line)
-            yield server, url, follower_pid
-            os.kill(follower_pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
-        finally:
-            server.kill()
-
-
+TWO = ("--num-blocks", "600", "--tensor-parallel", "2")
 BODY = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
 
 
 @pytest.mark.slow
-def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed():
+def test_the_server_answers_with_an_error_and_ends_when_a_follower_is_killed(tmp_path):
     """One client reads a stream, another one waits for a whole answer."""
-    httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
-    with serving() as (server, url, follower_pid), contextlib.ExitStack() as clients:
+    pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
+    with forked_server(tmp_path, *TWO) as (server, http), contextlib.ExitStack() as clients:
         answers = []
-        whole = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=BODY | {"n": 8}, timeout=60))
-        )
-        stream = clients.enter_context(
-            httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}, timeout=60)
-        )
+        whole = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=BODY | {"n": 8})))
+        stream = clients.enter_context(http.stream("POST", "/v1/completions", json=BODY | {"stream": True}))
         lines = stream.iter_lines()
         next(lines)
         whole.start()
-        assert soon(lambda: httpx.get(f"{url}/health", timeout=60).json()["running"] == 2)
-        os.kill(follower_pid, signal.SIGKILL)
+        assert soon(lambda: http.get("/health").json()["running"] == 2, every=0.05)
+        os.kill(server.follower_pid, signal.SIGKILL)
         reason = "process 1 of tensor_parallel = 2 ended with SIGKILL"
         assert reason in [line for line in lines if line][-1]
         whole.join(60)
         assert (answers[0].status_code, reason in answers[0].text) == (500, True)
-        assert server.wait(60) == 1
-        said = server.stderr.read()
-        assert said.count(reason) == 1
-        assert "Traceback" not in said
+        assert server.ended_with(60) == 1
+        assert server.said.count(reason) == 1
+        assert "Traceback" not in server.said
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_server_whose_follower_stands_still():
+def test_sigterm_ends_a_server_whose_follower_stands_still(tmp_path):
     httpx = pytest.importorskip("httpx", reason="the server needs the extra `serve`")
-    with serving("--grace", "1") as (server, url, follower_pid):
-        os.kill(follower_pid, signal.SIGSTOP)
+    pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
+    with forked_server(tmp_path, *TWO, "--grace", "1") as (server, http):
+        os.kill(server.follower_pid, signal.SIGSTOP)
 
         def post():
             with contextlib.suppress(httpx.HTTPError):
-                httpx.post(f"{url}/v1/completions", json=BODY, timeout=60)
+                http.post("/v1/completions", json=BODY)
 
         client = threading.Thread(target=post)
         client.start()
-        assert soon(lambda: httpx.get(f"{url}/health", timeout=2).json().get("step_seconds", 0) > 0.5, 30)
-        server.terminate()
-        assert server.wait(30) == 1
+        assert soon(lambda: http.get("/health", timeout=2).json().get("step_seconds", 0) > 0.5, 30, every=0.05)
+        server.process.terminate()
+        assert server.ended_with(30) == 1
         client.join(60)
-        assert soon(lambda: has_ended(follower_pid), 5)
+        assert soon(lambda: has_ended(server.follower_pid), 5)

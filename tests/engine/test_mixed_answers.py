@@ -140,6 +140,7 @@ def serve_mixed(draw, options, num_answers):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
 def test_every_answer_is_that_of_its_prompt_alone(options):
-    llm = serve_mixed(random.Random(repr(options)), options, 640 if is_full() else 40)
+    few = 40 if options.get("scheduler") == "static" else 24  # a static batch is preempted less often
+    llm = serve_mixed(random.Random(repr(options)), options, 640 if is_full() else few)
     if options.get("attention") != "dense":
         assert llm.scheduler.num_preemptions > 0

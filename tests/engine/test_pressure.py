@@ -108,9 +108,9 @@ def requests(number, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
-def test_hundreds_of_requests_through_40_blocks(prefix_cache):
-    llm = engine(40, prefix_cache=prefix_cache, max_num_seqs=32, max_num_batched_tokens=64)
-    drawn = requests(1000 if FULL else 300)
+def test_hundreds_of_requests_through_few_blocks(prefix_cache):
+    llm = engine(31, prefix_cache=prefix_cache, max_num_seqs=64, max_num_batched_tokens=128)
+    drawn = requests(1000 if FULL else 200)
     ids = {llm.add_request(*one): one[1] for one in drawn}
     outputs, steps = [], 0
     while llm.has_unfinished:
@@ -426,8 +426,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(fault=st.sampled_from(FAULTS), error=st.sampled_from([Planted, KeyboardInterrupt]), after=st.integers(0, 3))
     def step_that_fails(self, fault, error, after):
+        outputs = []
         with broken(self.llm, fault, error, after), contextlib.suppress(error):
-            self.judge(self.llm.step())
+            outputs = self.llm.step()
+        self.judge(outputs)  # computes what is expected, which must not meet the fault
 
     @rule(pick=st.integers(0, 99))
     def abort(self, pick):
@@ -466,7 +468,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_any_order_of_requests_steps_failures_and_aborts():
-    chances = {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 40}
+    chances = {"max_examples": 600, "stateful_step_count": 60} if FULL else {"max_examples": 24}
     run_state_machine_as_test(AnyOrder, settings=settings(WALK, **chances))
     assert AnyOrder.num_preemptions > 30
 

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +15,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
 import httpx
 import torch
 import uvicorn
+from forked_server import forked_server
 from scripted import Scripted, byte_fallback, byte_level
 from serving import serving, soon, tiny_llm
 
@@ -620,36 +619,22 @@ def test_the_timeouts_are_options(arguments, name, value, monkeypatch):
     assert seen[name] == value
 
 
-HANGING = """
-import sys, threading
-from pagewise.engine import LLM
-from pagewise.engine.serve.__main__ import main
-step = LLM.step
-LLM.step = lambda self: threading.Event().wait(0.05) and None or step(self)
-sys.exit(main(["--port", "0", "--num-blocks", "64", "--grace", "1"]))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_at_the_end_of_its_grace_the_server_tells_its_clients(by):
-    process = subprocess.Popen(
-        [sys.executable, "-c", HANGING], stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    with process, ThreadPoolExecutor() as threads:
-        url = next(found[0] for line in process.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+def test_at_the_end_of_its_grace_the_server_tells_its_clients(by, tmp_path):
+    arguments = ("--num-blocks", "64", "--grace", "1")
+    with forked_server(tmp_path, *arguments, step_seconds=0.05) as (server, http), ThreadPoolExecutor() as threads:
         body = {"prompt": "A", "max_tokens": 500, "ignore_eos": True}
-        whole = threads.submit(httpx.post, url + COMPLETION, json=body, timeout=60)
-        with httpx.stream("POST", url + COMPLETION, json=body | {"stream": True}, timeout=60) as answer:
+        whole = threads.submit(http.post, COMPLETION, json=body)
+        with http.stream("POST", COMPLETION, json=body | {"stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
-            assert soon(lambda: httpx.get(url + "/health").json()["running"] == 2)
-            process.send_signal(by)
+            assert soon(lambda: http.get("/health").json()["running"] == 2, every=0.05)
+            os.kill(server.process.pid, by)
             rest = [line for line in lines if line]
         for error in (json.loads(rest[-1].removeprefix("data: ")), whole.result().json()):
             assert error["error"]["message"] == "the server ended before the answer was complete"
             assert error["error"]["type"] == "server_error"
         assert whole.result().status_code == 503
-        log = process.stderr.read()
-        assert process.wait(30) == 1
-        assert "Traceback" not in log
+        assert server.ended_with(30) == 1
+        assert "Traceback" not in server.said

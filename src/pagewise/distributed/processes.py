@@ -93,7 +93,8 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
         self._folder = tempfile.mkdtemp(prefix="pagewise-")  # where the processes meet, and their logs
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        # pagewise asks for a GPU when it is imported, and a process that did may not be forked where there is one
+        context.set_forkserver_preload(IMPORTED if torch.cuda.is_available() else [*IMPORTED, "pagewise.distributed"])
         for rank in range(self.count):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, rank, self.count, self._log(rank)), daemon=True)
