@@ -13,7 +13,7 @@ from exact_model import row as row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewise.engine import SamplingParams
-from pagewise.engine.sampling import TokenCounts, adjusted, chosen_seed, likeliest, sample, uniform
+from pagewise.engine.sampling import TokenCounts, _in_torch, adjusted, chosen_seed, likeliest, sample, uniform
 
 VOCAB = 12
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -433,3 +433,20 @@ def test_rows_are_drawn_alike_a_few_at_a_time_or_together(dtype, in_cache, monke
     assert sample(logits, rows) == alone
     assert [pick is None for pick in alone] == [i % 9 == 4 for i in range(30)]
     assert sample(logits, []) == []
+
+
+def test_rows_that_a_kernel_can_pick_are_picked_beside_all_others():
+    """A vocabulary of a multiple of 16 lets a CPU's kernel pick the plain greedy rows."""
+    torch.manual_seed(0)
+    logits, greedy = (3 * torch.randn(11, 48)).bfloat16(), {"temperature": 0}
+    logits[10, 7], logits[4] = torch.nan, logits[5].max()
+    changes = [{"logit_bias": {5: 90}}, {"presence_penalty": 2.0}, {"min_tokens": 90, "max_tokens": 99}, {"logprobs": 3}]
+    settings = [greedy, {"temperature": 1.3}, *(greedy | change for change in changes), greedy, {"top_k": 3}, greedy]
+    rows = [row((3 * i) % 10, seed=i, **params) for i, params in enumerate(settings)]
+    rows.append(row(10, **greedy))
+    together = sample(logits, rows)
+    assert together[-1] is None
+    for picked, wanted in zip(together[:-1], rows[:-1], strict=True):
+        (alone,) = _in_torch(logits.double(), [wanted])
+        assert (picked.token, picked.likeliest) == (alone.token, pytest.approx(alone.likeliest, abs=1e-5))
+        assert picked.logprob == pytest.approx(alone.logprob, abs=1e-5)

@@ -158,6 +158,13 @@ def test_keys_and_values_are_written_where_the_slots_say(dtype):
     assert torch.equal(cache.v[1, 1, 1], v[3])
 
 
+def test_elements_that_lie_apart_are_written():
+    cache, x = PagedKVCache(1, 4, 8, 3, 16, dtype=torch.float32, device="cpu"), torch.randn(2, 16, 3).mT
+    cache.writer(torch.tensor([3, 4]))(0, x, x + 1)
+    assert torch.equal(cache.k[0, 0, 3:5], x)
+    assert torch.equal(cache.v[0, 0, 3:5], x + 1)
+
+
 def test_what_does_not_fit_the_cache_is_never_written_by_the_kernel():
     new, more, other = torch.ones(2, 3, 16), torch.ones(3, 3, 16), torch.ones(2, 3, 16).bfloat16()
     for slots, x in (([0, 32], new), ([-2, 0], new), ([0, 1], more), ([0, 1], other), ([0, 1], new[..., :8])):
