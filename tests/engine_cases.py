@@ -1,5 +1,6 @@
 """The work of the processes of test_followers.py. They import this module, so it imports no test."""
 
+import torch.distributed as dist
 from torch import nn
 
 from pagewise.engine import LLM, leader
@@ -43,6 +44,11 @@ def serve(jobs, prompts, sampling):
             results.append(held(runners[-1]))
     leader.ModelRunner = ModelRunner
     return results
+
+
+def serve_differently(model, options, prompts, sampling):
+    """Serve one engine with other options in each process."""
+    return serve([(model, options[dist.get_rank()])], prompts, sampling)
 
 
 def held(runner):

@@ -1,5 +1,7 @@
 """Ring attention, all-to-all attention and decode over 1 to 4 processes: exact, and without a process that waits."""
 
+import subprocess
+import sys
 from datetime import timedelta
 from functools import partial
 
@@ -28,6 +30,7 @@ from pagewise.distributed import (
     all_to_all_attention,
     decode_attention,
     merge_over_processes,
+    ring,
     ring_attention,
     shard_sequence,
     unshard_sequence,
@@ -327,12 +330,15 @@ GRADIENT = {"q": zeros(1, 2, 3, 8, requires_grad=True)}
 LONG_Q, LONG_KEYS = {"q": zeros(1, 2, 5, 8)}, {"k": zeros(1, 2, 5, 8), "v": zeros(1, 2, 5, 8)}
 PACKED = {name: zeros(3, 2, 8) for name in "qkv"}
 ONE_HEAD = {name: zeros(1, 1, 3, 8) for name in "kv"}
+SPARSE = {"k": zeros(1, 2, 3, 8).to_sparse()}
 TOO_MANY = {"seq_lens": torch.tensor([4], dtype=torch.int32)}
 SHARES = 'the shares that shard_sequence(..., order="zigzag")'
 REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of process 1
     (ring_attention, {"order": "zag"}, 'order must be "zigzag", "contiguous" or "striped", got \'zag\'', None),
     (ring_attention, {"k": zeros(1, 2, 3, 9)}, "k must be", None),
     (ring_attention, {"of_one": {"k": None}}, "process 1 refuses its arguments: k must be a torch.Tensor", "k must be"),
+    (ring_attention, {"of_one": SPARSE}, "process 1 refuses its arguments: q, k and v must be", "be dense"),
+    (all_to_all_attention, {"of_one": SPARSE}, "process 1 refuses its arguments: q, k and v must", "be dense"),
     (ring_attention, {"of_one": OTHER_HEADS}, "H must be the same in every process, got 2, 4 in the order", None),
     (ring_attention, {"of_one": WIDE}, "dtype must be the same in every process, got torch.float32, torch.fl", None),
     (ring_attention, {"of_one": {"causal": True}}, "causal must be the same in every process, got False, True", None),
@@ -356,6 +362,7 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
     (decode_attention, {"of_one": ONE_HEAD}, "Hkv must be the same in every process, got 2, 1", None),
     (decode_attention, GRADIENT, "decode has no gradient", None),
     (decode_attention, {"of_one": {"q": zeros(1, 2, 1, 8)}}, "the shape of q must be the same in every process", None),
+    (decode_attention, {"of_one": {"q": 1 + zeros(1, 2, 3, 8)}}, "q must be the same in every process, got CRC ", None),
     (decode_attention, {"of_one": TOO_MANY}, "process 1 refuses its arguments: seq_lens must be", "seq_lens must"),
     (merge_over_processes, {"lse": zeros(1, 2)}, "lse must be", None),
     (merge_over_processes, {"of_one": {"out": 3}}, "process 1 refuses its arguments: out must be", "out must be"),
@@ -374,6 +381,18 @@ def test_arguments_that_do_not_fit_are_refused_in_every_process_and_no_process_w
         assert issubclass(error_of_one, ValueError | TypeError), (function, wrong)
         assert of_zero in message
         assert (of_one or of_zero) in message_of_one
+
+
+def test_an_error_of_one_process_before_the_exchange_is_heard_by_every_process(pools):
+    def fails(rank):
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == 1:
+                patch.setattr(torch.Tensor, "numpy", lambda x: [][0])
+            call_of(decode_attention, rank)
+
+    zero, one = pools[2].run(refusal, fails)
+    assert zero == (ValueError, "process 1 refuses its arguments: list index out of range")
+    assert one[0] is IndexError
 
 
 FUNCTIONS = [ring_attention, all_to_all_attention, decode_attention, merge_over_processes, unshard_sequence]
@@ -426,6 +445,113 @@ def test_a_process_that_calls_nothing_is_named_after_the_time_limit_of_the_group
         said = f"{name}: process 2 has ended, or did not call it within the time limit of the group"
         assert found == [said, said]
         assert silent is None
+
+
+def test_a_process_that_leaves_between_two_transfers_makes_no_other_wait_for_ever(pools):
+    """Before the first transfer, in the middle, and before the last one, of the forward and the backward."""
+
+    def attend(function, group):
+        q, k, v = (torch.ones(1, 3, 2, 8, requires_grad=function is not decode_attention) for _ in range(3))
+        how = {"dim": 2} if function is unshard_sequence else {"k": k, "v": v}
+        out = function(q, group=group, **how)
+        if out.requires_grad:
+            out.sum().backward()
+
+    def transfers(function, group, leave_before=None):
+        """Count the transfers of a call. Process 1 leaves before one of them."""
+        number = 0
+
+        def counted(transfer):
+            def call(*args, **options):
+                nonlocal number
+                number += 1
+                if number == leave_before and dist.get_rank() == 1:
+                    raise EOFError
+                return transfer(*args, **options)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("all_gather_object", "all_gather", "all_to_all_single"):
+                patch.setattr(dist, name, counted(getattr(dist, name)))
+            patch.setattr(ring, "send_to_next", counted(ring.send_to_next))
+            attend(function, group)
+        return number
+
+    def errors(function):
+        count, found = transfers(function, None), []
+        for leave_before in sorted({1, count // 2, count}):
+            try:
+                transfers(function, dist.new_group(timeout=timedelta(seconds=0.5)), leave_before)
+            except Exception as error:
+                found.append(type(error))
+        return found
+
+    for function in (ring_attention, all_to_all_attention, decode_attention, unshard_sequence):
+        first, second, third = pools[3].run(errors, function)
+        assert {*first, *third} == {RuntimeError}, function
+        assert {*second} == {EOFError}, function
+        assert len(first) == len(second) == len(third) > 1
+
+
+@pytest.mark.parametrize("leaves", ["of one process", "in the backward"])
+@pytest.mark.parametrize("function", [ring_attention, all_to_all_attention], ids=lambda function: function.__name__)
+def test_processes_may_want_the_gradients_of_different_tensors(function, leaves, pools):
+    """Process 0 that of q, process 1 that of k, and process 2 that of v."""
+    case = Case(9, 9, 3, 3, causal=True, order="zigzag" if function is ring_attention else None)
+
+    def gradient():
+        rank = dist.get_rank()
+        tensors = [x[:, :, owned(9, 3, rank, case.order)] for x in case.inputs()[0]]
+        for x in tensors[:3] if leaves == "in the backward" else [tensors[rank]]:
+            x.requires_grad_()
+        out = function(*tensors[:3], group=None, causal=True)
+        return torch.autograd.grad(out, tensors[rank], tensors[3])[0]
+
+    (q, k, v, d_out), _ = case.inputs()
+    qkv = [x.requires_grad_() for x in (q, k, v)]
+    right = torch.autograd.grad(attention(*qkv, causal=True), qkv, d_out)
+    for rank, found in enumerate(pools[3].run(gradient)):
+        of_rank = right[rank][:, :, owned(9, 3, rank, case.order)]
+        torch.testing.assert_close(found, of_rank, rtol=1e-11, atol=1e-12)
+
+
+KEEPER = """
+import os, signal, socket, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from pagewise.distributed import unshard_sequence
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+for trouble in (signal.SIGKILL, signal.SIGSTOP):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    processes = []
+    for rank in range(2):
+        processes.append(os.fork())
+        if processes[-1] == 0:
+            dist.init_process_group("gloo", address, rank=rank, world_size=2, timeout=timedelta(seconds=1))
+            unshard_sequence(torch.ones(1), None, dim=0)
+            if rank == 0:
+                os.kill(os.getpid(), trouble)
+            time.sleep(0.2)
+            try:
+                unshard_sequence(torch.ones(1), None, dim=0)
+            except RuntimeError as error:
+                print(error, flush=True)
+            os._exit(0)
+    os.waitpid(processes[1], 0)
+    os.kill(processes[0], signal.SIGKILL)
+    os.waitpid(processes[0], 0)
+"""
+
+
+def test_the_process_that_keeps_the_store_may_end_or_stand_still():
+    """Without torchrun, process 0 keeps the store of torch.distributed."""
+    done = subprocess.run([sys.executable, "-c", KEEPER], capture_output=True, text=True, timeout=60)
+    said = "unshard_sequence: another process has ended, or did not call it within the time limit of the group"
+    assert done.stdout.splitlines() == [said, said], done.stderr
 
 
 def test_torch_compile_leaves_these_functions_out_of_its_graphs(pools):

@@ -1,7 +1,7 @@
 """Shares of a model compute together what the whole model computes. The processes are threads with a group of gloo."""
 
-import datetime
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from pagewise.distributed import count_bytes, tensor_parallel
+from pagewise.distributed.team import Team
 from pagewise.distributed.tensor_parallel import split
 from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig, load, load_model
 from pagewise.naive_attention import attention as naive_attention
@@ -44,8 +45,8 @@ def in_threads(count, folder, work):
 
     def run(rank):
         store = dist.FileStore(str(folder / f"store of {count}"), count)
-        groups.append(group := dist.ProcessGroupGloo(store, rank, count, datetime.timedelta(seconds=30)))
-        return work(group)
+        groups.append(team := Team(store, rank, count, on_one_host=True))
+        return work(team.groups["all"])
 
     with ThreadPoolExecutor(count) as threads:
         return list(threads.map(run, range(count)))
@@ -120,7 +121,7 @@ def test_other_weights_in_a_process_are_refused_in_every_process(tmp_path):
         model = random_model("llama")
         if group.rank() == 1:
             model.model["embed_tokens"].weight.data[3, 4] += 1e-9
-        with pytest.raises(ValueError, match="the model of process 1 has other weights than that of process 0: load"):
+        with pytest.raises(ValueError, match=r"a sum over the weights .*one seed. must be the same in every"):
             tensor_parallel(model, group)
 
     in_threads(3, tmp_path, refusal)
@@ -213,6 +214,25 @@ def test_a_model_that_cannot_be_shared_evenly_is_refused_by_every_process(model,
         return str(error.value)
 
     assert all(message in one for one in in_threads(count, tmp_path, refusal))
+
+
+def test_a_model_that_one_process_refuses_is_refused_by_every_process(tmp_path):
+    def refusal(group):
+        model = nn.Linear(2, 2) if group.rank() == 1 else MODELS["llama"]()
+        with pytest.raises((ValueError, TypeError), match="tensor_parallel = 3 takes a Llama or a GPT2, got Linear"):
+            tensor_parallel(model, group)
+
+    in_threads(3, tmp_path, refusal)
+
+
+def test_a_process_that_shares_no_model_is_named(tmp_path):
+    def shares(group):
+        group.set_timeout(timedelta(seconds=0.5))
+        if group.rank() != 2:
+            with pytest.raises(RuntimeError, match="tensor_parallel: process 2 has ended, or did not call it within"):
+                tensor_parallel(MODELS["gpt2"](), group)
+
+    in_threads(3, tmp_path, shares)
 
 
 def test_without_a_group_there_is_nothing_to_share_with():

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from checkpoints import ARCHITECTURES, VOCAB, save_random
-from engine_cases import serve, tokens_of
+from engine_cases import serve, serve_differently, tokens_of
 from eventually import has_ended, soon
 from forked_server import forked_server, torchrun
 from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
@@ -172,6 +172,14 @@ def test_options_that_process_0_decides_alone_change_no_token(two, folders):
     assert first[1]["cache"] * 4 == first[0]["cache"]
 
 
+@pytest.mark.slow
+def test_the_options_of_process_0_count(two, folders, right):
+    """Process 1 asks for a part of the sequences, for other blocks and for another kind of parallelism."""
+    options = [CRAMPED | WAYS["tensor_parallel"], CRAMPED | WAYS["context_parallel"] | {"num_blocks": 2}]
+    first, _ = two.run(serve_differently, folders["llama-3"], options, PROMPTS, SAMPLING)
+    assert first[0]["tokens"] == right["llama-3"]
+
+
 # ------------------------------------------------------------------------------------------------ in threads
 
 
@@ -250,6 +258,33 @@ def test_an_engine_that_nobody_holds_ends_its_followers(in_threads):
 def test_an_option_that_is_refused_after_the_start_ends_the_followers(error, in_threads):
     with pytest.raises((ValueError, TypeError)):
         LLM(llama(), num_blocks=8, tensor_parallel=2, **error)
+
+
+def test_a_follower_that_fails_while_it_loads_is_named_with_its_error(in_threads, monkeypatch):
+    split = leader.split
+
+    def failing(model, group):
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("no such file")
+        return split(model, group)
+
+    monkeypatch.setattr(leader, "split", failing)
+    with pytest.raises(GroupLost, match="process 1 of tensor_parallel = 2 raised ValueError: no such file: make a"):
+        LLM(llama(), num_blocks=8, tensor_parallel=2)
+
+
+def test_another_checkpoint_in_a_follower_is_refused(in_threads, monkeypatch):
+    split = leader.split
+
+    def of_another_checkpoint(model, group):
+        share, cuts = split(model, group)
+        if threading.current_thread() is not threading.main_thread():
+            share.model["norm"].weight = torch.nn.Parameter(share.model["norm"].weight + 1e-3, requires_grad=False)
+        return share, cuts
+
+    monkeypatch.setattr(leader, "split", of_another_checkpoint)
+    with pytest.raises(ValueError, match=r"a sum over the weights .*must be the same in every process, got \d+, \d+"):
+        LLM(llama(), num_blocks=8, tensor_parallel=2)
 
 
 def test_blocks_of_all_processes_together_take_a_quarter_of_a_cpus_memory(in_threads, monkeypatch):
@@ -368,7 +403,7 @@ CLOSED, SILENT = RuntimeError("gloo: Connection closed by peer"), RuntimeError("
         ({1: ""}, {}, CLOSED, "process 2 of tensor_parallel = 3 ended"),
         ({1: ""}, {}, SILENT, "process 2 of tensor_parallel = 3 gave no answer within 3 s"),
         ({1: ""}, {1: 1, 2: -9}, CLOSED, "process 2 of tensor_parallel = 3 ended with SIGKILL"),
-        ({2: "ValueError: so", 1: ""}, {1: 1, 2: 1}, CLOSED, "process 2 of tensor_parallel = 3 raised ValueError: so"),
+        ({2: "raised X: so", 1: ""}, {1: 1, 2: 1}, CLOSED, "process 2 of tensor_parallel = 3 raised X: so"),
         ({}, {}, ZeroDivisionError("no"), "process 0 of tensor_parallel = 3 raised ZeroDivisionError: no"),
     ],
     ids=["ended", "silent", "killed", "raised", "own"],

@@ -299,9 +299,7 @@ def test_of_tokens_with_the_same_bytes_the_chosen_or_else_the_likeliest_counts(c
     logprobs = {name: logprobs[name] for name in (chosen, *logprobs)}
     ids = {tokenizer.convert_tokens_to_ids(name): log_p for name, log_p in logprobs.items()}
     steps = Tokens(scripted([], tokenizer)).steps([ids], 3)
-    assert CompletionBody(prompt="x", logprobs=3).said("", steps, first=True, whole=True)["logprobs"][
-        "top_logprobs"
-    ] == [top]
+    assert CompletionBody(prompt="x", logprobs=3).said("", steps, first=True)["logprobs"]["top_logprobs"] == [top]
 
 
 def test_each_byte_of_a_part_of_a_character_has_two_digits():

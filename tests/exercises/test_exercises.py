@@ -14,7 +14,8 @@ from torch import Tensor
 from cudascope import CudaKernel
 from pagewise.distributed import pieces
 from pagewise.distributed.counted import Sizes, all_to_all_bytes, decode_bytes, ring_bytes
-from pagewise.distributed.ring import blocks_of_ring
+from pagewise.distributed.ring import blocks
+from pagewise.distributed.sequence import positions
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.batch import Batch
 from pagewise.engine.request import Chunk, Request, Sequence
@@ -404,5 +405,6 @@ def test_lesson_10_computes_causal_attention_in_the_steps_of_the_packages_ring()
     for step in range(3):
         for r in range(3):
             seen = lses[step, 0, shares[r]] > -torch.inf
-            blocks = blocks_of_ring((24, 24), 3, r, causal=True, order="zigzag")[(r - step) % 3]
-            assert int(seen.sum()) == sum(block.rows.stop - block.rows.start for block in blocks)
+            queries, keys = (positions(24, 3, rank, "zigzag") for rank in (r, (r - step) % 3))
+            of_step = blocks(queries, keys, causal=True)
+            assert int(seen.sum()) == sum(block.rows.stop - block.rows.start for block in of_step)

@@ -82,6 +82,27 @@ def test_a_failure_costs_its_own_task_only(worker, task, reason):
         os.kill(before, 0)
 
 
+def test_a_fork_has_a_process_of_its_own_and_leaves_that_of_its_parent_alone(monkeypatch):
+    fork = multiprocessing.context.ForkContext()  # a server of forks does not serve a fork
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    with Worker(attrgetter, "real") as worker:
+        assert worker(2, limit=60) == 2
+        before = worker.process.pid
+        if (child := os.fork()) == 0:
+            try:
+                with worker:
+                    same = worker(3, limit=60) != 3 or worker.process.pid == before
+            finally:
+                os._exit(7 - same)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        if (child := os.fork()) == 0:
+            worker.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert worker(4, limit=60) == 4
+        assert worker.process.pid == before
+
+
 def raising():
     raise RuntimeError("no desk")
 

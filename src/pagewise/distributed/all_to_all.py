@@ -8,8 +8,9 @@ not need each other. So the processes exchange:
 An exchange moves numbers and does not change them, so its gradient is the opposite exchange. Jacobs et al. 2023.
 """
 
+from collections.abc import Sequence
+
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
@@ -71,23 +72,21 @@ def all_to_all_attention(
     everyone = compare("all_to_all_attention", group, describe, may_differ=["T", "S"], check=check)
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
     of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
-    q = _heads_to_tokens(q, of_queries, group, "q")
-    k = _heads_to_tokens(k, of_keys, group, "k")
-    v = _heads_to_tokens(v, of_keys, group, "v")
+
+    def heads_to_tokens(x: Tensor, lengths: list[int]) -> tuple[Sequence[Tensor], list[tuple[int, ...]]]:
+        pieces = x.chunk(count, dim=1)  # all heads but H / n are given away, for the other processes' tokens of these
+        return pieces, [(*pieces[0].shape[:2], length, x.shape[3]) for length in lengths]
+
+    arrived = all_to_all(
+        group, q=heads_to_tokens(q, of_queries), k=heads_to_tokens(k, of_keys), v=heads_to_tokens(v, of_keys)
+    )
+    q, k, v = (torch.cat(parts, dim=2) for parts in arrived)
     slopes = None if alibi_slopes is None else alibi_slopes.chunk(count)[rank]  # of the heads that this process has
     how = {"scale": everyone[rank]["scale"], "window": window, "softcap": softcap, "alibi_slopes": slopes}
     out = flash_attention(q, k, v, causal=causal, **how)
     # give away all tokens but this process's share, for the other heads of that share
     pieces = out.split(of_queries, dim=2)
-    out = torch.cat(all_to_all(pieces, [pieces[rank].shape] * count, group, "out"), dim=1)
+    (parts,) = all_to_all(group, out=(pieces, [pieces[rank].shape] * count))
+    out = torch.cat(parts, dim=1)
     compare_backward("all_to_all_attention", group, out, check)
     return out
-
-
-def _heads_to_tokens(
-    x: Float[Tensor, "B H share D"], lengths: list[int], group: dist.ProcessGroup, name: str
-) -> Float[Tensor, "B heads T D"]:
-    """Give away all heads but H / n, for the other processes' tokens of these heads."""
-    pieces = x.chunk(group.size(), dim=1)
-    shapes = [(*pieces[0].shape[:2], length, x.shape[3]) for length in lengths]
-    return torch.cat(all_to_all(pieces, shapes, group, name), dim=2)

@@ -5,8 +5,10 @@ processes compare their arguments. Arguments that do not fit raise an exception 
 another function, or none, is named after the `timeout` of torch.distributed.init_process_group.
 """
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from pagewise.tools.checks import check_flag, check_qkv
 from pagewise.tools.transforms import check_derivative, check_values, unseen_by_compiler, wants_gradient
 
 Group = dist.ProcessGroup | None  # None: all processes
+GRACE = 1.0  # seconds that processes have to say that they wait in vain
 
 
 class Sent(NamedTuple):
@@ -89,17 +92,14 @@ def _compared(function, group, describe, may_differ, check):
     try:
         check_flag("check", True if check is None else check)
         mine: dict[str, Any] | str = {"function": function, **describe()}
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # it may have no memory for the result
         mine, refusal = str(error), error
     everyone: list[Any] = [None] * group.size()
-    store = group.get_group_store()  # where the processes count their calls, for the case that one waits in vain
-    calls = store.add(f"compares {group.rank()}", 1)
     try:
         with torch._C._DisableFuncTorch():  # torch.func, which would wrap the tensors of this exchange
             dist.all_gather_object(everyone, mine, group)
     except RuntimeError as error:
-        absent = [str(rank) for rank in range(group.size()) if store.add(f"compares {rank}", 0) < calls]
-        who = f"process {' and '.join(absent)}" if absent else "another process"
+        who = f"process {' and '.join(absent)}" if (absent := _absent(group)) else "another process"
         raise RuntimeError(
             f"{function}: {who} has ended, or did not call it within the time limit of the group"
         ) from error
@@ -114,6 +114,23 @@ def _compared(function, group, describe, may_differ, check):
             shown = ", ".join(map(str, values))
             raise ValueError(f"{name} must be the same in every process, got {shown} in the order of the ranks")
     return everyone
+
+
+def _absent(group: dist.ProcessGroup) -> list[str]:
+    """Return the processes that do not wait in vain, as this one does. The store tells, but it may stand still, too."""
+    store, waiting, end = group.get_group_store(), set(), time.monotonic() + GRACE
+
+    def ask() -> None:
+        with suppress(RuntimeError):  # the store is gone
+            store.set(f"{group.rank()} waits in vain", "")
+            while len(waiting) < group.size() - 1 and time.monotonic() < end:
+                waiting.update(rank for rank in range(group.size()) if store.check([f"{rank} waits in vain"]))
+                time.sleep(0.01)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(GRACE)
+    return [str(rank) for rank in range(group.size()) if rank not in waiting] if waiting else []
 
 
 def compare_backward(function: str, group: dist.ProcessGroup, out: Tensor, check: bool | None) -> None:
@@ -140,6 +157,8 @@ def described_options(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) ->
             "and call flash_attention_varlen there"
         )
     check_qkv(q, k, v)
+    if any(x.layout != torch.strided for x in (q, k, v)):
+        raise ValueError("q, k and v must be dense tensors: convert them with .to_dense()")
     name, remedy = "attention over processes", "naive_attention.attention"
     check_values(name, remedy=remedy, q=q, k=k, v=v)
     check_derivative(name, q, k, v, has=("backward",), remedy=remedy)
@@ -184,32 +203,42 @@ def all_gather(x: Tensor, group: Any, name: str) -> Tensor:
 
 
 def all_to_all(
-    pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: dist.ProcessGroup, name: str
-) -> list[Tensor]:
-    """Send pieces[r] to process r, for all r, and return the piece from each process. The gradients travel back.
+    group: dist.ProcessGroup, **exchanges: tuple[Sequence[Tensor], Sequence[Sequence[int]]]
+) -> list[list[Tensor]]:
+    """Send pieces[r] to process r, for all r, in each of several exchanges (pieces, shapes of the pieces that arrive).
 
-    `shapes` are those of the pieces that arrive.
+    Return the pieces from each process, for each exchange. The gradients travel back, and all of them do if one does:
+    the processes need not want the gradients of the same tensors.
     """
-    outgoing = torch.cat([piece.reshape(-1) for piece in pieces])
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    incoming = _AllToAll.apply(outgoing, [piece.numel() for piece in pieces], sizes, group, name)
-    return [part.view(tuple(shape)) for part, shape in zip(incoming.split(sizes), shapes, strict=True)]
+    outgoing = [torch.cat([piece.reshape(-1) for piece in pieces]) for pieces, _ in exchanges.values()]
+    sizes = [
+        ([piece.numel() for piece in pieces], [torch.Size(shape).numel() for shape in shapes])
+        for pieces, shapes in exchanges.values()
+    ]
+    incoming = _AllToAll.apply(group, [*exchanges], sizes, *outgoing)
+    return [
+        [part.view(tuple(shape)) for part, shape in zip(whole.split(received), shapes, strict=True)]
+        for whole, (_, received), (_, shapes) in zip(incoming, sizes, exchanges.values(), strict=True)
+    ]
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, outgoing, sent, received, group, name):
-        ctx.back = received, sent, group, f"gradient of {name}"
-        width = outgoing.itemsize
-        _count(name, outgoing.nbytes - sent[group.rank()] * width)
-        incoming = outgoing.new_empty(sum(received))
-        of_each = [size * width for size in received], [size * width for size in sent]
-        dist.all_to_all_single(incoming.view(torch.uint8), outgoing.view(torch.uint8), *of_each, group)
-        return incoming
+    def forward(ctx, group, names, sizes, *outgoing):
+        back = [(received, sent) for sent, received in sizes]
+        ctx.back = group, [f"gradient of {name}" for name in names], back
+        results = []
+        for name, (sent, received), x in zip(names, sizes, outgoing, strict=True):
+            _count(name, x.nbytes - sent[group.rank()] * x.itemsize)
+            incoming = x.new_empty(sum(received))
+            of_each = [[size * x.itemsize for size in numbers] for numbers in (received, sent)]
+            dist.all_to_all_single(incoming.view(torch.uint8), x.view(torch.uint8), *of_each, group)
+            results.append(incoming)
+        return tuple(results)
 
     @staticmethod
-    def backward(ctx, gradient):
-        return _AllToAll.apply(gradient.contiguous(), *ctx.back), *[None] * 4
+    def backward(ctx, *gradients):
+        return *[None] * 3, *_AllToAll.apply(*ctx.back, *(gradient.contiguous() for gradient in gradients))
 
 
 def all_reduce(x: Tensor, group: Any, name: str) -> Tensor:

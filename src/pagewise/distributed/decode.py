@@ -5,6 +5,8 @@ processes are merged, as lesson 7 merges the splits of one GPU. A result is D + 
 long the context is.
 """
 
+import zlib
+
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int32
@@ -44,15 +46,16 @@ def decode_attention(
         scale, softcap: as in `attention`. window, alibi_slopes: None, because a process does not know the positions of
             its keys. `all_to_all_attention` has both.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
-        check: let the processes compare their arguments first. By default this is done on the CPU, and not on a GPU,
-            where the comparison takes longer than the step. `check` is also that of `flash_decoding`.
+        check: let the processes compare their arguments first, q included. By default this is done on the CPU, and not
+            on a GPU, where the comparison takes longer than the step. `check` must be the same in every process. It is
+            also that of `flash_decoding`.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
         RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
     """
     group = group_of(group)
-    results = []
+    results, checks = [], _compares(check, q)
 
     def describe() -> dict[str, object]:
         check_qkv(q, k, v)
@@ -62,9 +65,11 @@ def decode_attention(
         how = {"seq_lens": seq_lens, "scale": scale, "softcap": softcap, "check": check}
         results[:] = flash_decoding(q, k, v, **how, return_lse=True)
         shapes = {"the shape of q": [*q.shape], "Hkv": k.shape[1]}
+        if checks:
+            shapes["q"] = f"CRC {zlib.crc32(q.detach().cpu().contiguous().view(torch.uint8).numpy())}"
         return {**shapes, "the dtype": q.dtype, "scale": ScoreOptions(scale).scale_for(q.shape[3]), "softcap": softcap}
 
-    compare("decode_attention", group, describe, check=_compares(check, q))
+    compare("decode_attention", group, describe, check=checks)
     out, lse = _merged(*results, group)
     return (out, lse) if return_lse else out
 

@@ -9,17 +9,14 @@ import faulthandler
 import io
 import multiprocessing
 import os
-import queue
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from pagewise.tools.checks import check_count, check_number
-from pagewise.tools.worker import start, status_of
+from pagewise.tools.worker import Failed, Worker
 
 IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
 STARTING = 120.0  # seconds that new processes have for their imports, and to find each other
@@ -43,7 +40,8 @@ class Processes(contextlib.AbstractContextManager):
 
     The first `run` starts the processes, and later calls use the same processes. A failure ends all processes, because
     the others may wait for the process that failed. The next `run` then starts new processes. The processes end with
-    the `with` block, and also when the process that started them ends for any reason.
+    the `with` block, and also when the process that started them ends for any reason. A fork of that process
+    cannot use them.
     """
 
     def __init__(self, count: int, *, timeout: float = 120.0) -> None:
@@ -51,7 +49,7 @@ class Processes(contextlib.AbstractContextManager):
         check_count("count", count)
         check_number("timeout", timeout, low=0.0)
         self.count, self.timeout = count, timeout
-        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._workers: list[Worker] = []
 
     def run(self, function: Callable, *args: object) -> list[Any]:
         """Call `function(*args)` in every process and return the results in the order of the ranks.
@@ -64,12 +62,14 @@ class Processes(contextlib.AbstractContextManager):
             TimeoutError: a process did not return in time. The message shows the line at which the process waits.
         """
         task = cloudpickle.dumps((function, args))
+        if self._workers and not self._workers[0].is_mine:
+            raise RuntimeError("this process is a fork of the program that started the processes: only it runs them")
         try:
             if not self._workers:
                 self._start()
-            for _, pipe in self._workers:
+            for worker in self._workers:
                 with contextlib.suppress(OSError):  # the process ended: `_results` says so
-                    pipe.send_bytes(task)
+                    worker.pipe.send((task,))
             return self._results(self.timeout)
         except BaseException:  # Ctrl-C, too
             self.close()
@@ -77,11 +77,9 @@ class Processes(contextlib.AbstractContextManager):
 
     def close(self) -> None:
         """End all processes."""
-        for process, pipe in self._workers:
-            process.kill()
-            process.join()
-            pipe.close()
-        if self._workers:
+        for worker in self._workers:
+            worker.close()
+        if self._workers and self._workers[0].is_mine:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._workers = []
 
@@ -92,31 +90,31 @@ class Processes(contextlib.AbstractContextManager):
         if "forkserver" not in multiprocessing.get_all_start_methods():
             raise RuntimeError("Windows cannot fork processes: run this under WSL, in a container or on Colab")
         self._folder = tempfile.mkdtemp(prefix="pagewise-")  # where the processes meet, and their logs
-        context = multiprocessing.get_context("forkserver")
         # pagewise asks for a GPU when it is imported, and a process that did may not be forked where there is one
-        context.set_forkserver_preload(IMPORTED if torch.cuda.is_available() else [*IMPORTED, "pagewise.distributed"])
-        for rank in range(self.count):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, self.count, self._log(rank)), daemon=True)
-            start(process)
-            theirs.close()
-            self._workers.append((process, ours))
+        preload = IMPORTED if torch.cuda.is_available() else [*IMPORTED, "pagewise.distributed"]
+        multiprocessing.get_context("forkserver").set_forkserver_preload(preload)
+        how = {"method": "forkserver", "folder": self._folder}
+        self._workers = [Worker(_join, rank, self.count, self._log(rank), **how) for rank in range(self.count)]
+        for worker in self._workers:
+            worker.start()
         self._results(STARTING)
 
     def _results(self, limit: float) -> list[Any]:
         """Wait for a result of each process. Raise the error of a process that ended, else of the lowest rank."""
-        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers)}
+        waiting = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
         results, printed, errors, deadline = {}, {}, {}, time.monotonic() + limit
         while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
             for pipe in ready:
                 rank = waiting.pop(pipe)
+                worker = self._workers[rank]
                 try:
-                    results[rank], printed[rank], error = cloudpickle.loads(pipe.recv_bytes())
+                    answer = worker.answer()
+                    results[rank], printed[rank], error = cloudpickle.loads(answer) if answer else (None, "", None)
                     errors |= {(1, rank): f"raised {error}"} if error else {}
+                except Failed as error:
+                    errors[1, rank] = f"raised {error}"
                 except (EOFError, OSError):
-                    process, _ = self._workers[rank]
-                    process.join()
-                    errors[0, rank] = f"ended with {status_of(process.exitcode)}\n\n{self._log(rank).read_text()}"
+                    errors[0, rank] = f"ended with {worker.status()}\n\n{self._log(rank).read_text()}"
             deadline = min(deadline, time.monotonic() + OTHERS) if errors else deadline
         for rank, text in sorted(printed.items()):
             print("".join(f"process {rank}: {line}\n" for line in text.splitlines()), end="")
@@ -124,7 +122,7 @@ class Processes(contextlib.AbstractContextManager):
             raise RuntimeError(f"process {rank} of {self.count} {error.strip()}")
         if waiting:
             for rank in waiting.values():
-                os.kill(self._workers[rank][0].pid, signal.SIGUSR1)  # the process writes its stack into its log
+                os.kill(self._workers[rank].process.pid, signal.SIGUSR1)  # the process writes its stack into its log
             time.sleep(OTHERS)
             stacks = "".join(f"\n\nprocess {rank}:\n{self._log(rank).read_text()}" for rank in waiting.values())
             raise TimeoutError(f"{len(waiting)} of {self.count} processes gave no result within {limit:g} s{stacks}")
@@ -134,16 +132,14 @@ class Processes(contextlib.AbstractContextManager):
         return Path(self._folder, f"log of {rank}")
 
 
-def _serve(pipe: Connection, rank: int, count: int, log: Path) -> None:
-    """Join the group in a new process, whose output goes into a log. Then call one function after the other."""
+def _join(rank: int, count: int, log: Path) -> Callable[[bytes], bytes]:
+    """Join the group in a new process, whose output goes into a log. Return what calls one function after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the first one decides
     with log.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    tasks = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(pipe, tasks, log.parent), daemon=True).start()
     torch.set_num_threads(1)
     has_gpu = torch.cuda.device_count() >= count
     if has_gpu:
@@ -151,19 +147,7 @@ def _serve(pipe: Connection, rank: int, count: int, log: Path) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     dist.init_process_group(backend, init_method=f"file://{log.parent}/store", rank=rank, world_size=count)
-    answer = cloudpickle.dumps((None, "", None))  # ready
-    while True:
-        pipe.send_bytes(answer)
-        answer = _call(tasks.get())
-
-
-def _receive(pipe: Connection, tasks: queue.SimpleQueue, folder: Path) -> None:
-    """Receive tasks until the program that sends them ends. Then end this process, even in the middle of a call."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            tasks.put(pipe.recv_bytes())
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    return _call
 
 
 def _call(task: bytes) -> bytes:

@@ -69,8 +69,9 @@ def ring_attention(
         order: the order of the shares. With causal, zigzag and striped shares give all processes the same work.
         return_lse: also return the natural log-sum-exp of each row of scores. It is float32 (float64 for float64) and
             differentiable.
-        check: False: the processes do not compare their arguments, and every share has equally many tokens. Arguments
-            that differ then give wrong results, or make processes wait for the time limit of the group.
+        check: the same in every process. False: the processes do not compare their arguments, and every share has
+            equally many tokens. Arguments that differ then give wrong results, or make processes wait for the time
+            limit of the group.
 
     Raises:
         ValueError, TypeError: an argument does not fit in this process or in another process. Every process raises an
@@ -89,10 +90,11 @@ def ring_attention(
 
     everyone = compare("ring_attention", group, describe, may_differ=["T", "S"], check=check)
     T = sum(checked_lengths("q", [theirs["T"] for theirs in everyone], order))
-    key_lengths = checked_lengths("k and v", [theirs["S"] for theirs in everyone], order)
-    of_ring = blocks_of_ring((T, sum(key_lengths)), group.size(), group.rank(), causal=causal, order=order)
-    ring = Ring(group, key_lengths, of_ring, everyone[group.rank()]["scale"], float(softcap))
-    out, lse = _RingAttention.apply(q, k, v, ring)
+    S = sum(checked_lengths("k and v", [theirs["S"] for theirs in everyone], order))
+    queries = positions(T, group.size(), group.rank(), order) + (S - T)  # the last query has the last key, as always
+    scale = everyone[group.rank()]["scale"]
+    ring = Ring.of(group, queries, S, causal=causal, order=order, scale=scale, softcap=float(softcap))
+    out, lse = ring.attend(q, k, v)
     communication.compare_backward("ring_attention", group, out, check)
     return (out, lse) if return_lse else out
 
@@ -112,11 +114,28 @@ class Ring(NamedTuple):
     key_lengths: list[int]
     blocks: list[list[Block]]  # for the keys of each process
     scale: float
-    softcap: float = 0.0
+    softcap: float
+
+    @classmethod
+    def of(
+        cls,
+        group: dist.ProcessGroup,
+        queries: Int64[Tensor, " T"],
+        S: int,
+        *,
+        order: Order,
+        scale: float,
+        causal: bool = True,
+        softcap: float = 0.0,
+    ) -> "Ring":
+        """Return the ring for S keys in all, where this process has queries at these positions."""
+        keys = [positions(S, group.size(), rank, order) for rank in range(group.size())]
+        of_each = [blocks(queries, of_rank, causal=causal) for of_rank in keys]
+        return cls(group, [len(of_rank) for of_rank in keys], of_each, scale, softcap)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
         """Return (out, lse) of this process's queries. All processes call this method together."""
-        return _RingAttention.forward(None, q, k, v, self)
+        return _RingAttention.apply(q, k, v, self)
 
     def travel(self, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Yield (rank of the owner, k, v) of all shares, this process's own share first.
@@ -156,10 +175,9 @@ class _RingAttention(torch.autograd.Function):
                 out[:, :, rows].mul_(a[..., None]).addcmul_(new.to(wide), b[..., None])
                 lse[:, :, rows] = total
         out = out.to(q.dtype)
-        if ctx is not None:
-            ctx.ring = ring
-            ctx.save_for_backward(q, k, v, out, lse)
-            ctx.set_materialize_grads(False)
+        ctx.ring = ring
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
@@ -207,17 +225,6 @@ def blocks(queries: Int64[Tensor, " T"], keys: Int64[Tensor, " S"], *, causal: b
         found.append(Block(slice(row, stop), slice(0, int(seen[stop - 1])), growing > constant))
         row = stop
     return found
-
-
-def blocks_of_ring(lengths: tuple[int, int], count: int, rank: int, *, causal: bool, order: Order) -> list[list[Block]]:
-    """Return for each process of the ring the blocks of its keys and of the queries of process `rank`.
-
-    Args:
-        lengths: (T, S) of the whole sequence. Causal aligns the last query with the last key, as in `attention`.
-    """
-    T, S = lengths
-    queries = positions(T, count, rank, order) + (S - T)
-    return [blocks(queries, positions(S, count, source, order), causal=causal) for source in range(count)]
 
 
 def attend_to_block(

@@ -95,7 +95,8 @@ def unshard_sequence(
     lengths = checked_lengths("share", [theirs["tokens"] for theirs in everyone], order)
     mine = share.movedim(dim, 0)
     # every process gets all of this share, so its gradient is the sum of all that come back
-    shares = all_to_all([mine] * len(lengths), [(length, *mine.shape[1:]) for length in lengths], group, "unshard")
+    shapes = [(length, *mine.shape[1:]) for length in lengths]
+    (shares,) = all_to_all(group, unshard=([mine] * len(lengths), shapes))
     held = torch.cat([positions(sum(lengths), len(lengths), rank, order) for rank in range(len(lengths))])
     whole = torch.cat(shares)[held.argsort().to(share.device)].movedim(0, dim)
     compare_backward("unshard_sequence", group, whole, check)

@@ -1,6 +1,6 @@
 """A team: the processes of one engine. Process 0 says what all compute, and the others follow (lesson 10).
 
-    control            a group of all processes, with gloo: the messages of process 0
+    groups["all"]      all processes, with gloo: the messages of process 0
     groups["tensor"]   the processes that share the weights of a layer
     groups["context"]  the processes that share the tokens of a sequence
 
@@ -22,7 +22,6 @@ import sys
 import weakref
 from collections.abc import Mapping
 from datetime import timedelta
-from math import prod
 from typing import Any
 
 import torch
@@ -39,47 +38,64 @@ _teams: "weakref.WeakSet[Team]" = weakref.WeakSet()
 class Team:
     """The processes of one engine, as this process sees them. All processes make their team at the same time."""
 
-    def __init__(
-        self, store: dist.Store, rank: int, sizes: Mapping[str, int], device: str, *, on_one_host: bool
-    ) -> None:
-        """Meet the others in a store. `sizes` are those of the mesh, and `device` is "cpu" or "cuda"."""
-        self.rank, self.count, self._store = rank, prod(sizes.values()), store
-        c, t = divmod(rank, sizes["tensor"])
-        interfaces = _interfaces(on_one_host)
-        self._control = _group(dist.PrefixStore("control", store), rank, self.count, "cpu", interfaces)
-        self.groups = {
-            "context": _group(dist.PrefixStore(f"context {t}", store), c, sizes["context"], device, interfaces),
-            "tensor": _group(dist.PrefixStore(f"tensor {c}", store), t, sizes["tensor"], device, interfaces),
-        }
+    def __init__(self, store: dist.Store, rank: int, count: int, *, on_one_host: bool) -> None:
+        """Meet the others in a store."""
+        self.rank, self.count, self._store = rank, count, store
+        self._interfaces = _interfaces(on_one_host)
+        self.groups = {"all": self._group("all", rank, count, "cpu")}
         if rank:
-            self._control.set_timeout(FOREVER)
+            self.groups["all"].set_timeout(FOREVER)
         _teams.add(self)
 
     @classmethod
-    def launched(cls, sizes: Mapping[str, int], device: str) -> "Team":
+    def launched(cls) -> "Team":
         """Return the team of all processes that torchrun, or another program, has started."""
         if dist.is_initialized():
-            store, rank = dist.group.WORLD.get_group_store(), dist.get_rank()
+            store, rank, count = dist.group.WORLD.get_group_store(), dist.get_rank(), dist.get_world_size()
         else:
-            store, rank, _ = next(dist.rendezvous("env://", timeout=STARTING))
+            store, rank, count = next(dist.rendezvous("env://", timeout=STARTING))
         store = dist.PrefixStore(f"team {store.add(f'teams of {rank}', 1)}", store)
         on_one_host = os.environ.get("LOCAL_WORLD_SIZE", "?") == os.environ.get("WORLD_SIZE")
-        return cls(store, rank, sizes, device, on_one_host=on_one_host)
+        return cls(store, rank, count, on_one_host=on_one_host)
+
+    def connect(self, sizes: Mapping[str, int], device: str) -> None:
+        """Make the groups of a mesh of these sizes, all processes together. `device` is "cpu" or "cuda"."""
+        c, t = divmod(self.rank, sizes["tensor"])
+        self.groups["context"] = self._group(f"context {t}", c, sizes["context"], device)
+        self.groups["tensor"] = self._group(f"tensor {c}", t, sizes["tensor"], device)
+
+    def _group(self, name: str, rank: int, count: int, device: str) -> dist.ProcessGroup:
+        """Return a group that torch.distributed does not know."""
+        store = dist.PrefixStore(name, self._store)
+        if device == "cuda":
+            kind = dist.ProcessGroup.BackendType.NCCL
+            backend = dist.ProcessGroupNCCL(store, rank, count, timeout=STARTING)
+        else:
+            gloo, kind = dist.ProcessGroupGloo, dist.ProcessGroup.BackendType.GLOO
+            options = gloo._Options()
+            devices = [gloo.create_device(interface=one) for one in self._interfaces]
+            options._devices, options._timeout = devices or [gloo.create_default_device()], STARTING
+            backend = gloo(store, rank, count, options)
+        group = dist.ProcessGroup(store, rank, count)
+        group._set_default_backend(kind)
+        group._register_backend(torch.device(device), kind, backend)
+        return group
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the time limit of all groups."""
-        for group in [*self.groups.values(), *([] if self.rank else [self._control])]:
-            group.set_timeout(timedelta(seconds=seconds))
+        """Set the time limit of all groups, but a follower waits for the next message as long as process 0 lives."""
+        for name, group in self.groups.items():
+            if name != "all" or not self.rank:
+                group.set_timeout(timedelta(seconds=seconds))
 
     def send(self, message: object) -> None:
         """Send a message from process 0 to all others. None is the last one."""
-        dist.broadcast_object_list([message], group=self._control, group_src=0)
+        dist.broadcast_object_list([message], group=self.groups["all"], group_src=0)
 
     def receive(self) -> Any:
         """Wait for the next message of process 0. Raise ConnectionError if process 0 has ended."""
         received = [None]
         try:
-            dist.broadcast_object_list(received, group=self._control, group_src=0)
+            dist.broadcast_object_list(received, group=self.groups["all"], group_src=0)
         except RuntimeError as error:
             raise ConnectionError("process 0 has ended") from error
         return received[0]
@@ -87,7 +103,7 @@ class Team:
     def least(self, number: int) -> int:
         """Return the least number of all processes. All must call this method, so it waits for all."""
         least = torch.tensor([number])
-        dist.all_reduce(least, dist.ReduceOp.MIN, self._control)
+        dist.all_reduce(least, dist.ReduceOp.MIN, self.groups["all"])
         return int(least)
 
     def report(self, reason: str) -> None:
@@ -104,22 +120,16 @@ class Team:
 
     def leave(self) -> None:
         """Close the connections. Processes that still wait for this one get an exception."""
-        for group in (self._control, *self.groups.values()):
+        for group in self.groups.values():
             group.abort()
 
 
-def num_launched() -> int:
-    """Return the number of processes that torchrun, or another program, has started: 1 if there is none."""
-    if dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
-
-
-def lost_connection(error: BaseException) -> bool:
-    """Return whether an exception means that another process has ended, or that it gave no answer in time."""
-    signs = "gloo|nccl|connection|timed out|timeout"
-    kinds = (ConnectionError, dist.DistError)
-    return isinstance(error, kinds) or (type(error) is RuntimeError and bool(re.search(signs, str(error), re.I)))
+def lost_connection(error: BaseException | None) -> bool:
+    """Return whether an exception, or its cause, means that another process has ended or gave no answer in time."""
+    if isinstance(error, ConnectionError | dist.DistError):
+        return True
+    said = re.search("gloo|nccl|connection|timed out|timeout", str(error), re.I)
+    return type(error) is RuntimeError and (said is not None or lost_connection(error.__cause__))
 
 
 def _interfaces(on_one_host: bool) -> list[str]:
@@ -139,27 +149,10 @@ def _interfaces(on_one_host: bool) -> list[str]:
     return []
 
 
-def _group(store: dist.Store, rank: int, count: int, device: str, interfaces: list[str]) -> dist.ProcessGroup:
-    """Return a group that torch.distributed does not know."""
-    if device == "cuda":
-        backend, kind = dist.ProcessGroupNCCL(store, rank, count, timeout=STARTING), dist.ProcessGroup.BackendType.NCCL
-    else:
-        gloo, kind = dist.ProcessGroupGloo, dist.ProcessGroup.BackendType.GLOO
-        options = gloo._Options()
-        options._devices = [gloo.create_device(interface=one) for one in interfaces] or [gloo.create_default_device()]
-        options._threads = 2 * len(options._devices)
-        options._timeout = STARTING
-        backend = gloo(store, rank, count, options)
-    group = dist.ProcessGroup(store, rank, count)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device), kind, backend)
-    return group
-
-
 def _keep_in_fork() -> None:
     """Never destroy the groups of a forked process: their destruction waits for threads that a fork does not have."""
     for team in _teams:
-        for group in (team._control, team._store, *team.groups.values()):
+        for group in (team._store, *team.groups.values()):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

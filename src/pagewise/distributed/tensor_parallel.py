@@ -28,7 +28,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from pagewise.distributed.communication import all_gather, all_reduce, group_of
+from pagewise.distributed.communication import Group, all_gather, all_reduce, compare, group_of
 from pagewise.distributed.sequence import pieces, share_lengths
 from pagewise.models import gpt2, llama
 
@@ -55,7 +55,7 @@ class Cut(NamedTuple):
         return torch.cat([weight[(slice(None),) * self.dim + (part,)] for part in self.ranges], self.dim)
 
 
-def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
+def tensor_parallel(model: nn.Module, group: Group = None) -> nn.Module:
     """Return the share of a model that this process computes. All processes of the group must call the share together.
 
     The result takes and returns what the model does, for the same config. Its `attend` gets H / n query heads and
@@ -65,15 +65,19 @@ def tensor_parallel(model: nn.Module, group: Any = None) -> nn.Module:
 
     Args:
         model: a Llama or a GPT2, with the same weights in every process.
-        group: a group of torch.distributed, or a backend such as ProcessGroupGloo. None: all processes.
+        group: a group of torch.distributed. None: all processes.
 
     Raises:
-        ValueError, TypeError: the model is another one, its heads do not divide evenly, or its weights are not those of
-            the other processes. No process waits.
+        ValueError, TypeError: in every process, if the model is another one in a process, its heads do not divide
+            evenly, or its weights are not those of the other processes.
     """
-    group = group_of(None) if group is None else group
-    check_splits(model, group.size())
-    check_same_weights(list(model.state_dict().values()), group)
+    group = group_of(group)
+
+    def describe() -> dict[str, object]:
+        check_splits(model, group.size())
+        return described_weights(list(model.state_dict().values()))
+
+    compare("tensor_parallel", group, describe)
     return split(model, group)[0]
 
 
@@ -122,18 +126,13 @@ def check_splits(model: nn.Module, size: int) -> None:
             raise ValueError(f"tensor_parallel = {size} must divide {name} = {number}: give {possible}")
 
 
-def check_same_weights(weights: list[Tensor], group: Any) -> None:
-    """Compare a sum over the bytes of `weights` in one all-gather. Raise ValueError in every process if it differs."""
+def described_weights(weights: list[Tensor]) -> dict[str, int]:
+    """Return a sum over the bytes of weights that all processes have, for `compare`."""
     total = 0
     for i, weight in enumerate(weights, start=1):
         sample = weight.detach().flatten()[:: -(-weight.numel() // SAMPLE)].contiguous()
         total += i * int(sample.view(torch.uint8).sum(dtype=torch.int64))
-    sums = all_gather(torch.tensor([total % 2**62], device=weights[0].device), group, "a sum over the weights")
-    if others := (sums != sums[0]).nonzero()[:, 0].tolist():
-        raise ValueError(
-            f"the model of process {others[0]} has other weights than that of process 0: load the same checkpoint in "
-            f"every process, or make random weights from the same seed"
-        )
+    return {"a sum over the weights (of one checkpoint, or random from one seed)": total}
 
 
 class RowParallel(nn.Module):

@@ -14,6 +14,7 @@ the model's numbers travel by gloo, too. Between GPUs they travel by NCCL, and e
 import contextlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,7 +23,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from math import prod
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pagewise.distributed.team import STARTING, Team, lost_connection, num_launched
-from pagewise.distributed.tensor_parallel import Cut, check_same_weights, check_splits, split
+from pagewise.distributed.communication import compare
+from pagewise.distributed.team import STARTING, Team, lost_connection
+from pagewise.distributed.tensor_parallel import Cut, check_splits, described_weights, split
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, kv_sizes
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.sharded_memory import ShardedMemory
 from pagewise.models import load_model
+from pagewise.models.load import build_model, checkpoint
 from pagewise.tools.worker import described, start, status_of
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -65,9 +67,14 @@ class Leader:
         self._limit = STARTING.total_seconds()  # until all processes are ready
         self._processes: dict[int, BaseProcess] = {}
         self._folder: str | None = None  # where the processes meet. A TemporaryDirectory would end with any fork
-        config = shared_config(model, config)
         self._team = join_torchrun(config)
         self._is_launched = self._team is not None
+        if isinstance(model, nn.Module):
+            weight = next(model.parameters())
+            dtype, device = weight.dtype, torch.device(config.device or weight.device)
+        else:
+            device, dtype = config.device_and_dtype()
+        config = replace(config, dtype=dtype, device=device.type)
         try:
             check_model(model, config)
             if self._team is None:
@@ -121,8 +128,7 @@ class Leader:
         self._folder = tempfile.mkdtemp(prefix="pagewise-")
         threads = max(1, torch.get_num_threads() // count)
         for rank in range(1, count):
-            arguments = (self._folder, rank, config.mesh, config.device, threads)
-            process = SPAWN.Process(target=meet, args=arguments, daemon=True)
+            process = SPAWN.Process(target=meet, args=(self._folder, rank, count, threads), daemon=True)
             start(process)
             self._processes[rank] = process
         store, deadline = dist.FileStore(f"{self._folder}/store", count), time.monotonic() + STARTING.total_seconds()
@@ -130,31 +136,27 @@ class Leader:
             if self._ended() or time.monotonic() > deadline:
                 raise ConnectionError("timed out")
             time.sleep(0.02)
-        return Team(store, 0, config.mesh, config.device, on_one_host=True)
+        return Team(store, 0, count, on_one_host=True)
 
     def _ended(self) -> dict[int, str]:
         """Return how followers have ended that were started here, by rank."""
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        return {rank: status_of(code) for rank, code in codes.items() if code is not None}
+        return {rank: f"ended with {status_of(code)}" for rank, code in codes.items() if code is not None}
 
     def _given_up(self, error: BaseException) -> GroupLost:
         """End all followers, and return the error that names the process that failed first."""
         rank, reason = 0, f"raised {described(error)}"
         if lost_connection(error):
             others = set(range(1, self._team.count if self._team else len(self._processes) + 1))
-            ended, reports, deadline = {}, {}, time.monotonic() + GRACE
-            while others - reports.keys() - ended.keys() and time.monotonic() < deadline:
+            said, deadline = {}, time.monotonic() + GRACE
+            while others - said.keys() and time.monotonic() < deadline:
                 time.sleep(0.02)
-                ended = self._ended()  # before the reports: a process reports first, and then ends
-                reports = self._team.reports() if self._team else {}
-            silent = sorted(others - reports.keys())
-            if told := [r for r, text in reports.items() if text]:  # "": it has lost its connection to another one
-                rank, reason = told[0], f"raised {reports[told[0]]}"
-            elif dead := [r for r in silent if r in ended]:
-                rank, reason = dead[0], f"ended with {ended[dead[0]]}"
-            elif silent:
-                timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-                rank, reason = silent[0], f"gave no answer within {self._limit:g} s" if timed_out else "ended"
+                said = self._ended()  # before the reports: a process reports first, and then ends
+                said |= self._team.reports() if self._team else {}  # "": it has lost its connection to another one
+            timed_out = re.search("timed out|timeout", f"{error} {error.__cause__}", re.I)
+            silence = f"gave no answer within {self._limit:g} s" if timed_out else "ended"
+            causes = {r: text for r, text in said.items() if text} or dict.fromkeys(others - said.keys(), silence)
+            rank, reason = min(causes.items(), default=(rank, reason))
         self.lost = f"process {rank} of {self.what} {reason}: make a new LLM"
         self._end()
         return GroupLost(self.lost)
@@ -186,12 +188,12 @@ def make_part(
 
     All processes of the team call this function together. Each reads only its own slices of a checkpoint.
     """
+    team.connect(config.mesh, config.device)
     device = torch.device("cpu")
     if config.device == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", team.rank)))
         torch.cuda.set_device(device)
-    tensor = team.groups["tensor"]
-    cuts: dict[str, Cut] = {}
+    tensor, cuts = team.groups["tensor"], {}
 
     def share_of(whole: nn.Module) -> tuple[nn.Module, dict[str, Cut]]:
         share, found = split(whole, tensor) if tensor.size() > 1 else (whole, {})
@@ -202,8 +204,8 @@ def make_part(
         mine, tokenizer = share_of(model)[0].to(device), None
     else:
         mine, tokenizer = load_model(model, dtype=config.dtype, device=device, split=share_of)
-    for group in team.groups.values():
-        check_same_weights([weight for name, weight in mine.state_dict().items() if name not in cuts], group)
+    whole = [weight for name, weight in mine.state_dict().items() if name not in cuts]
+    compare("LLM", team.groups["all"], lambda: described_weights(whole))
     completed = config.completed(mine)
     completed = replace(completed, num_blocks=team.least(completed.num_blocks))
     sharded = {"memory": partial(ShardedMemory, group=team.groups["context"])} if config.context_parallel > 1 else {}
@@ -213,40 +215,19 @@ def make_part(
     return runner, mine, tokenizer, completed
 
 
-class _Checked(Exception):
-    """The model fits, and its weights are not wanted yet."""
-
-
 def check_model(model: str | Path | nn.Module, config: EngineConfig) -> None:
     """Raise ValueError or TypeError unless the processes can share a model. No weight is read."""
-
-    if config.context_parallel > 1 and config.memory is not None:
-        raise ValueError("context_parallel has a memory of its own: leave memory out")
-
-    def check(whole: nn.Module) -> None:
-        check_splits(whole, config.tensor_parallel)
-        window = kv_sizes(whole).sliding_window
-        if config.context_parallel > 1 and window is not None:
+    with torch.device("meta"):
+        whole = model if isinstance(model, nn.Module) else build_model(checkpoint(model)[1])
+    check_splits(whole, config.tensor_parallel)
+    if config.context_parallel > 1:
+        if config.memory is not None:
+            raise ValueError("context_parallel has a memory of its own: leave memory out")
+        if (window := kv_sizes(whole).sliding_window) is not None:
             raise ValueError(
                 f"context_parallel = {config.context_parallel} attends to whole sequences, and the model has a "
                 f"window of {window} tokens: give tensor_parallel"
             )
-        raise _Checked
-
-    with contextlib.suppress(_Checked):
-        if isinstance(model, nn.Module):
-            check(model)
-        load_model(model, split=check)
-
-
-def shared_config(model: object, config: EngineConfig) -> EngineConfig:
-    """Return the config with a dtype, and with the kind of device that all processes use."""
-    if isinstance(model, nn.Module):
-        weight = next(model.parameters())
-        dtype, device = weight.dtype, torch.device(config.device or weight.device)
-    else:
-        device, dtype = config.device_and_dtype()
-    return replace(config, dtype=dtype, device=device.type)
 
 
 def join_torchrun(config: EngineConfig) -> Team | None:
@@ -255,7 +236,9 @@ def join_torchrun(config: EngineConfig) -> Team | None:
     All other processes follow process 0, and then exit. Raise ValueError if their number is not that of the config, and
     RuntimeError if they have exited.
     """
-    if (number := num_launched()) == 1:
+    number = int(os.environ.get("WORLD_SIZE", 1)) if "RANK" in os.environ else 1
+    number = dist.get_world_size() if dist.is_initialized() else number
+    if number == 1:
         return None
     if number != config.num_processes:
         raise ValueError(
@@ -267,7 +250,7 @@ def join_torchrun(config: EngineConfig) -> Team | None:
         raise RuntimeError(
             "the other processes of torchrun have exited, because the first LLM was closed: make one LLM for each start"
         )
-    team = Team.launched(config.mesh, config.device)
+    team = Team.launched()
     if team.rank:
         if status := follow(team):
             os._exit(status)  # Python's own end would wait for the group
@@ -278,12 +261,12 @@ def join_torchrun(config: EngineConfig) -> Team | None:
 has_left: list[bool] = []  # not empty: this process 0 has let the processes of torchrun exit
 
 
-def meet(folder: str, rank: int, mesh: dict[str, int], device: str, threads: int) -> None:
+def meet(folder: str, rank: int, count: int, threads: int) -> None:
     """Meet the other processes in a folder, and follow. Then end this process, which has nothing to save."""
     torch.set_num_threads(threads)
-    store = dist.FileStore(f"{folder}/store", prod(mesh.values()))
+    store = dist.FileStore(f"{folder}/store", count)
     store.set(f"started {rank}", "")
-    os._exit(follow(Team(store, rank, mesh, device, on_one_host=True), folder))
+    os._exit(follow(Team(store, rank, count, on_one_host=True), folder))
 
 
 def follow(team: Team, folder: str | None = None) -> int:
@@ -302,7 +285,7 @@ def follow(team: Team, folder: str | None = None) -> int:
         return 0
     except BaseException as error:
         try:
-            team.report("" if lost_connection(error) else described(error))
+            team.report("" if lost_connection(error) else f"raised {described(error)}")
             if lost_connection(error):
                 team.receive()  # returns when process 0 gives up
         except ConnectionError as ended:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from pagewise import paged_attention_varlen
 from pagewise.distributed import merge_over_processes
-from pagewise.distributed.ring import Ring, blocks
-from pagewise.distributed.sequence import positions
+from pagewise.distributed.ring import Ring
 from pagewise.engine.batch import Batch
 from pagewise.engine.paged_memory import PagedMemory
 from pagewise.models import Attend
@@ -53,7 +52,7 @@ class ShardedMemory(PagedMemory):
         wanted[batch.logits_for] = True
         mine = batch.positions % n == self.rank
         for_all, for_me = wanted.nonzero()[:, 0], (mine & ~wanted).nonzero()[:, 0]
-        rows = torch.cat((for_all, for_me))
+        taken = torch.cat((for_all, for_me))
         sequence_of = torch.bucketize(for_all, batch.cu_seqlens_q[1:], right=True)
         places = batch.slots // self.block_size * self.cache.block_size + batch.slots % self.block_size // n
         chunks, at = [], len(for_all)
@@ -63,20 +62,16 @@ class ShardedMemory(PagedMemory):
                 continue
             length = int(batch.positions[stop - 1]) + 1
             queries = batch.positions[for_me[(for_me >= start) & (for_me < stop)]].cpu()
-            keys = [positions(length, n, rank, "striped") for rank in range(n)]
-            lengths = [len(of_rank) for of_rank in keys]
-            of_each = [blocks(queries, of_rank, causal=True) for of_rank in keys]
-            ring = Ring(self.group, lengths, of_each, self._options.scale)
-            chunks.append(
-                PromptRows(slice(at, at + len(queries)), batch.block_tables[b].tolist(), lengths[self.rank], ring)
-            )
-            at += len(queries)
+            ring = Ring.of(self.group, queries, length, order="striped", scale=self._options.scale)
+            rows = slice(at, at + len(queries))
+            chunks.append(PromptRows(rows, batch.block_tables[b].tolist(), ring.key_lengths[self.rank], ring))
+            at = rows.stop
         return Batch(
             chunks,
-            token_ids=batch.token_ids[rows],
-            positions=batch.positions[rows],
+            token_ids=batch.token_ids[taken],
+            positions=batch.positions[taken],
             logits_for=torch.arange(len(for_all), device=self.device),
-            slots=torch.where(mine, places, -1)[rows],
+            slots=torch.where(mine, places, -1)[taken],
             block_tables=batch.block_tables[sequence_of],
             seq_lens=((batch.positions[for_all] + n - self.rank) // n).to(torch.int32),
             cu_seqlens_q=torch.arange(len(for_all) + 1, dtype=torch.int32, device=self.device),

@@ -84,7 +84,7 @@ def load_model(
     device = torch.device(device or torch.get_default_device())
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device is {device}, but torch finds no GPU here: leave it out, or pass 'cpu'")
-    folder, settings = _checkpoint(path_or_hub_id)
+    folder, settings = checkpoint(path_or_hub_id)
     generation = _read_json(path) if (path := folder / "generation_config.json").is_file() else {}
     _check_not_quantised(settings)
     with torch.device("meta"):  # no memory and no random weights, because the weights come from the files
@@ -104,10 +104,10 @@ def load_tokenizer(path_or_hub_id: str | Path) -> Any:
     Raises:
         ValueError, ImportError: as `load_model`.
     """
-    return _tokenizer(*_checkpoint(path_or_hub_id))
+    return _tokenizer(*checkpoint(path_or_hub_id))
 
 
-def _checkpoint(path_or_hub_id: str | Path) -> tuple[Path, dict[str, Any]]:
+def checkpoint(path_or_hub_id: str | Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a checkpoint, which may be fetched from the hub, and its config.json."""
     folder = Path(path_or_hub_id).expanduser()
     if not folder.is_dir():

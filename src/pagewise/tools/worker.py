@@ -6,10 +6,13 @@ process without a GPU. The work is therefore done in another process, which is k
 
 import contextlib
 import multiprocessing.process
+import os
+import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from types import ModuleType
 from typing import Any
 
@@ -26,55 +29,69 @@ class Worker(contextlib.AbstractContextManager):
         with Worker(make, *args) as worker:
             result = worker(*task, limit=60)  # Failed: it raised, took longer, or ended its process
 
-    After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable.
+    After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable. The
+    process ends when the program that started it ends for any reason, and then a `folder` is removed. In a fork of the
+    program, the next task gets a new process.
     """
 
-    def __init__(self, make: Callable[..., Callable], *args: object) -> None:
-        self._work = make, args
-        self._process: multiprocessing.process.BaseProcess | None = None
+    def __init__(
+        self, make: Callable[..., Callable], *args: object, method: str = "spawn", folder: str | None = None
+    ) -> None:
+        """`method`: how multiprocessing starts the process. A fork of a program that uses a GPU could not use it."""
+        self._work, self._method, self._folder = (make, args), method, folder
+        self.process: multiprocessing.process.BaseProcess | None = None
 
     def __call__(self, *task: object, limit: float) -> Any:
         try:
-            if self._process is None:
-                self._start()
-            self._pipe.send(task)
-            return self._answer(limit)
-        except Failed:
-            self.close()
-            raise
+            if self.process is None or not self.is_mine:
+                self.start()
+                self.answer(STARTING)
+            self.pipe.send(task)
+            return self.answer(limit)
         except (EOFError, OSError):
-            self._process.join(10)
-            status = status_of(self._process.exitcode)
-            self.close()
-            raise Failed(f"its process ended: {status}") from None
+            failed = Failed(f"its process ended: {self.status()}")
+        except Failed as error:
+            failed = error
+        self.close()
+        raise failed from None
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the process, even if it is busy."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-            self._pipe.close()
-            self._process = None
+        """End the process, even if it is busy. A fork leaves the process to the program that started it."""
+        if self.process is not None and self.is_mine:
+            self.process.kill()
+            self.process.join()
+            self.pipe.close()
+        self.process = None
 
-    def _start(self) -> None:
-        """Start a process and wait until it takes tasks."""
-        spawn = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, *self._work))
-        start(self._process, needs_main=self._work[0].__module__ == "__main__")
+    @property
+    def is_mine(self) -> bool:
+        """Whether this program started the process. A fork of the program did not."""
+        return self._owner == os.getpid()
+
+    def start(self) -> None:
+        """Start the process, which calls `make`. Its first answer is None."""
+        context, self._owner = multiprocessing.get_context(self._method), os.getpid()
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, self._folder, *self._work), daemon=True)
+        start(self.process, needs_main=self._work[0].__module__ == "__main__")
         theirs.close()
-        self._answer(STARTING)
 
-    def _answer(self, limit: float) -> Any:
-        if not self._pipe.poll(limit):
+    def answer(self, limit: float = 0.0) -> Any:
+        """Wait for the result of a task. Raise Failed if there is none, or EOFError or OSError if the process ended."""
+        if not self.pipe.poll(limit):
             raise Failed(f"no answer within {limit:g} s")
-        result, reason = self._pipe.recv()
+        result, reason = self.pipe.recv()
         if reason is not None:
             raise Failed(reason)
         return result
+
+    def status(self) -> str:
+        """Return how the process has ended."""
+        self.process.join(10)
+        return status_of(self.process.exitcode)
 
 
 def start(process: multiprocessing.process.BaseProcess, *, needs_main: bool = False) -> None:
@@ -86,8 +103,7 @@ def start(process: multiprocessing.process.BaseProcess, *, needs_main: bool = Fa
         process.start()
     finally:
         sys.modules["__main__"] = caller
-    if process.daemon:  # a fork of this program would end what it finds there
-        multiprocessing.process._children.discard(process)
+    multiprocessing.process._children.discard(process)  # a fork of this program would end what it finds there
 
 
 def described(error: BaseException) -> str:
@@ -95,8 +111,9 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
 
 
-def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None:
+def _serve(pipe: Connection, folder: str | None, make: Callable[..., Callable], args: tuple) -> None:
     """Serve tasks in the new process. An error may have damaged the process, so it ends."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
         call, result = make(*args), None
         while True:
@@ -106,6 +123,13 @@ def _serve(pipe: Connection, make: Callable[..., Callable], args: tuple) -> None
         return  # there are no more tasks
     except Exception as error:
         pipe.send((None, described(error)))
+
+
+def _end_with_parent(folder: str | None) -> None:
+    wait([multiprocessing.parent_process().sentinel])
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def status_of(exitcode: int | None) -> str:

@@ -177,7 +177,7 @@ class Endpoint:
         for index, output in enumerate(outputs):
             for number, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True)):
                 piece = Piece(output.request_id, number, choice.token_ids, choice.text, choice.finish_reason, logprobs)
-                choices.append(body.shown(index, answer.requests[index], piece, self.tokens, whole=True))
+                choices.append(body.shown(index, answer.requests[index], piece, self.tokens))
         return JSONResponse(answer.head | {"object": body.object, "choices": choices, "usage": usage(outputs)})
 
     async def events(self, body: Body, answer: Answer, scope: Scope) -> AsyncIterator[str]:

@@ -95,11 +95,9 @@ class Body(BaseModel, strict=True, extra="allow"):
                 raise Failure(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
-    def shown(
-        self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True, whole: bool = False
-    ) -> dict:
+    def shown(self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True) -> dict:
         """Return a piece of a choice of a prompt as JSON. `first`: a stream has shown nothing of the choice before."""
-        said = self.said(piece.text, tokens.steps(piece.logprobs, self.num_likeliest), first=first, whole=whole)
+        said = self.said(piece.text, tokens.steps(piece.logprobs, self.num_likeliest), first=first)
         return {"index": prompt * request.width + piece.choice, **said, "finish_reason": piece.finish_reason}
 
     def request(self, ids: list[int], tokens: Tokens, **more: Any) -> Request:
@@ -149,18 +147,16 @@ class CompletionBody(Body):
         encoded = (tokens.encode(one, "prompt", left) if isinstance(one, str) else one for one in self.prompts)
         return [self.request(ids, tokens, **more) for ids in encoded]
 
-    def shown(
-        self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True, whole: bool = False
-    ) -> dict:
+    def shown(self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True) -> dict:
         if self.echo and first:
             text, logprobs = self.prompts[prompt], piece.logprobs
             text = text if isinstance(text, str) else tokens.tokenizer.decode(text)
             if self.logprobs is not None:
                 logprobs = [{request.prompt[0]: None}, *request.prompt_logprobs, *(logprobs or [])]
             piece = piece._replace(text=text + piece.text, logprobs=logprobs)
-        return super().shown(prompt, request, piece, tokens, first=first, whole=whole)
+        return super().shown(prompt, request, piece, tokens, first=first)
 
-    def said(self, text: str, steps: Steps | None, *, first: bool, whole: bool) -> dict:
+    def said(self, text: str, steps: Steps | None, *, first: bool) -> dict:
         if steps is None:
             return {"text": text, "logprobs": None}
         # of tokens with the same bytes, the chosen one or else the likeliest
@@ -226,7 +222,7 @@ class ChatBody(Body):
             most = max(1, tokens.llm.max_new_tokens(ids, n=max(self.n or 1, self.beam_width or 1)))
         return [self.request(ids, tokens, max_tokens=most)]
 
-    def said(self, text: str, steps: Steps | None, *, first: bool, whole: bool) -> dict:
+    def said(self, text: str, steps: Steps | None, *, first: bool) -> dict:
         logprobs = None
         if steps is not None:  # of the chosen token, and of the likeliest ones
             named = [
@@ -234,7 +230,7 @@ class ChatBody(Body):
                 for step in steps
             ]
             logprobs = {"content": [chosen | {"top_logprobs": likeliest} for chosen, *likeliest in named]}
-        if whole:
+        if not self.stream:
             return {"message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs}
         delta = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
         return {"delta": delta, "logprobs": logprobs}
