@@ -12,7 +12,7 @@ LOG2_E = 1.4426950408889634
 
 
 class Scoring(NamedTuple):
-    """How a product q · k becomes a score, in units of log 2. In a kernel, `of_head` takes the fields of one head."""
+    """How a product q · k becomes a score, in units of log 2."""
 
     scale: float  # · log₂ e; with a softcap: the scale of the tanh's argument
     softcap: float | None  # · log₂ e
@@ -33,6 +33,7 @@ class Dropout(NamedTuple):
     seed: Tensor  # [1] int64
     threshold: float  # a whole number; Triton would compile an int of 1, and a multiple of 16, again
     growth: float  # the factor of the weights that are kept
+    head: int | None = None  # among all heads of all sequences, from `of_head`
 
 
 class Packed(NamedTuple):

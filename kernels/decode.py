@@ -16,13 +16,6 @@ from pagewise.kernels.work_plan import count_tiles, keys_of_item, rows_of_item, 
 
 
 @triton.jit
-def load_queries(row_ptrs, is_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return a tile of queries [ROWS, BLOCK_D] from a pointer to each row, with 0 outside."""
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    return tl.load(row_ptrs[:, None] + dim, mask=is_row[:, None] & (dim < D), other=0.0)
-
-
-@triton.jit
 def times(index, stride):
     """index · stride in 64 bits, for an index from 0 on. A GPU multiplies two unsigned 32-bit numbers at once."""
     stride = stride + tl.zeros([], tl.int32)  # a stride of 1 is a constant without a type
@@ -35,35 +28,8 @@ def times(index, stride):
 
 
 @triton.jit
-def rows_of_keys(memory, start, is_read, SIZES: tl.constexpr, CUT: tl.constexpr):
-    """Return pointers to the rows of k and of v [TILE] of the keys from `start` on.
-
-    A tile within one block, or of dense keys, has one address and a step from key to key. CUT: a key that is not read
-    may have any number in the block table.
-    """
-    k, v, table = memory
-    k_ptr, k_block, k_token = k
-    v_ptr, v_block, v_token = v
-    P: tl.constexpr = SIZES.P
-    key = tl.arange(0, SIZES.TILE)
-    if P is None or P >= SIZES.TILE:
-        token = start
-        if P is not None:
-            block, token = tl.load(table + start // P), start % P
-            k_ptr, v_ptr = k_ptr + times(block, k_block), v_ptr + times(block, v_block)
-        k_rows = k_ptr + times(token, k_token) + times(key, k_token)
-        v_rows = v_ptr + times(token, v_token) + times(key, v_token)
-    else:
-        entries = table + start // P + key // P
-        block = tl.load(entries, mask=is_read, other=0) if CUT else tl.load(entries)
-        k_rows = k_ptr + times(block, k_block) + times(key % P, k_token)
-        v_rows = v_ptr + times(block, v_block) + times(key % P, v_token)
-    return k_rows, v_rows
-
-
-@triton.jit
-def load_keys(rows, is_read, D: tl.constexpr, BLOCK_D: tl.constexpr, CUT: tl.constexpr):
-    """Return keys or values [TILE, BLOCK_D]. CUT: 0 for those that are not read.
+def load_rows(rows, is_read, D: tl.constexpr, BLOCK_D: tl.constexpr, CUT: tl.constexpr):
+    """Return queries, keys or values [n, BLOCK_D] from a pointer to each row. CUT: 0 for those that are not read.
 
     A slot that no query sees may hold NaN, which a weight of 0 does not hide.
     """
@@ -88,7 +54,14 @@ def fold_tiles(
     CAUSAL: tl.constexpr,
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some row
 ):
-    """Return (m, l, acc) after these tiles of keys."""
+    """Return (m, l, acc) after these tiles of keys.
+
+    A tile within one block, or of dense keys, has one address and a step from key to key.
+    """
+    k_memory, v_memory, table = memory
+    k_ptr, k_block, k_token = k_memory
+    v_ptr, v_block, v_token = v_memory
+    P: tl.constexpr = SIZES.P
     first, end, whole, skipped = tiles
     m, l, acc = state
     q, position = queries
@@ -96,11 +69,23 @@ def fold_tiles(
     scale, softcap, slope, window = scoring
     for index in range(first, end):
         start = tl.cast(tl.where(index < whole, index, index + skipped) if CUT else index, tl.int32) * SIZES.TILE
-        key = start + tl.arange(0, SIZES.TILE)
+        place = tl.arange(0, SIZES.TILE)
+        key = start + place
         is_read = (key >= first_key) & (key < end_key)
-        k_rows, v_rows = rows_of_keys(memory, start, is_read, SIZES, CUT)
-        k = widen(load_keys(k_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
-        v = widen(load_keys(v_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
+        if P is None or P >= SIZES.TILE:
+            token, k_rows, v_rows = start, k_ptr, v_ptr
+            if P is not None:
+                block, token = tl.load(table + start // P), start % P
+                k_rows, v_rows = k_ptr + times(block, k_block), v_ptr + times(block, v_block)
+            k_rows = k_rows + times(token, k_token) + times(place, k_token)
+            v_rows = v_rows + times(token, v_token) + times(place, v_token)
+        else:  # a key that is not read may have any number in the block table
+            entries = table + start // P + place // P
+            block = tl.load(entries, mask=is_read, other=0) if CUT else tl.load(entries)
+            k_rows = k_ptr + times(block, k_block) + times(place % P, k_token)
+            v_rows = v_ptr + times(block, v_block) + times(place % P, v_token)
+        k = widen(load_rows(k_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
+        v = widen(load_rows(v_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         factor = scale  # scale > 0: the largest product is the largest score, so the exponent can take the scale
@@ -120,39 +105,6 @@ def fold_tiles(
         l = l * alpha + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(q.dtype), v, acc * alpha[:, None], input_precision="ieee")
         m = m_new
-    return m, l, acc
-
-
-@triton.jit
-def attend_to_tiles(
-    tiles, queries, memory, keys, scoring, SIZES: tl.constexpr, FLOAT8_BITS: tl.constexpr, CAUSAL: tl.constexpr
-):
-    """Return (m, l, acc) of query rows over tiles (first, end) of keys. The other arguments are those of `fold_tiles`.
-
-    First come the tiles that all rows see whole. The others, which the window, the diagonal or the end of the keys
-    cuts, pay for masks.
-    """
-    TILE: tl.constexpr = SIZES.TILE
-    first_tile, end_tile = tiles
-    first_key, end_key = keys
-    seen_by_all, end_by_all = first_key, end_key
-    if CAUSAL:
-        _, position = queries
-        _, _, _, window = scoring
-        seen_by_all = tl.maximum(first_key, tl.maximum(tl.max(position, axis=0) + 1, 0) - window)
-        end_by_all = tl.minimum(end_key, tl.min(position, axis=0) + 1)
-    whole = tl.minimum(tl.maximum(seen_by_all // TILE + (seen_by_all % TILE > 0), first_tile), end_tile)
-    whole_end = tl.minimum(tl.maximum(end_by_all // TILE, whole), end_tile)
-    skipped = whole_end - whole
-    m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
-    if skipped > 0:  # a loop that is not entered would still compute the addresses of its first loads
-        whole_tiles = (whole, whole_end, whole, 0)
-        m, l, acc = fold_tiles(
-            whole_tiles, (m, l, acc), queries, memory, keys, scoring, SIZES, FLOAT8_BITS, CAUSAL, False
-        )
-    if first_tile + skipped < end_tile:
-        cut = (first_tile, end_tile - skipped, whole, skipped)
-        m, l, acc = fold_tiles(cut, (m, l, acc), queries, memory, keys, scoring, SIZES, FLOAT8_BITS, CAUSAL, True)
     return m, l, acc
 
 
@@ -186,21 +138,21 @@ def store_partials(partials, slots, mask, m, l, acc, D: tl.constexpr):
 
 
 @triton.jit
-def merge_slots(state, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Merge partials into a row's (m, l, acc): those that `mask` selects of m [slots], l [slots] and acc [slots, D].
+def merge_slots(state, results, slot, left, SIZES: tl.constexpr, LOADS: tl.constexpr):
+    """Merge a row's partials in slots slot, slot + ROWS, …, `left` of them and at most LOADS, into (m, l, acc).
 
-    state: (m, l, acc) of the partials before, or None. slots: [n] int32, from the pointers on. mask: or None. m is in
-    units of log 2, and acc is [1, BLOCK_D].
+    state: (m, l, acc) of the partials before, or None. m is in units of log 2, and acc is [1, BLOCK_D].
     """
-    m_ptr, l_ptr, acc_ptr = partials
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    of_acc = acc_ptr + (slots[:, None] * D + dim)
-    if mask is not None:
-        m_parts = tl.load(m_ptr + slots, mask=mask, other=float("-inf"))
-        l_parts = tl.load(l_ptr + slots, mask=mask, other=0.0)
-        acc_parts = tl.load(of_acc, mask=mask[:, None] & (dim < D), other=0.0)
-    else:
-        m_parts, l_parts, acc_parts = tl.load(m_ptr + slots), tl.load(l_ptr + slots), tl.load(of_acc)
+    part, dim = tl.arange(0, LOADS), tl.arange(0, SIZES.BLOCK_D)[None, :]
+    of_m, of_l = results.m + slot + part * SIZES.ROWS, results.l + slot + part * SIZES.ROWS
+    of_acc = results.acc + slot * SIZES.D + ((part * SIZES.ROWS)[:, None] * SIZES.D + dim)
+    if (left < LOADS) | (SIZES.D < SIZES.BLOCK_D):
+        mask = part < left
+        m_parts = tl.load(of_m, mask=mask, other=float("-inf"))
+        l_parts = tl.load(of_l, mask=mask, other=0.0)
+        acc_parts = tl.load(of_acc, mask=mask[:, None] & (dim < SIZES.D), other=0.0)
+    else:  # the usual case comes last, so that it ends without a jump
+        m_parts, l_parts, acc_parts = tl.load(of_m), tl.load(of_l), tl.load(of_acc)
     m = tl.max(m_parts, axis=0)
     if state is not None:
         m = tl.maximum(m, state[0])
@@ -210,18 +162,6 @@ def merge_slots(state, partials, slots, mask, D: tl.constexpr, BLOCK_D: tl.const
         m_before, l_before, acc_before = state
         alpha = tl.exp2(m_before - finite(m))
         l, acc = l + l_before * alpha, acc + acc_before * alpha
-    return m, l, acc
-
-
-@triton.jit
-def merge_next(state, results, slot, left, SIZES: tl.constexpr, LOADS: tl.constexpr):
-    """Merge a row's partials in slots slot, slot + ROWS, …, `left` of them and at most LOADS, into (m, l, acc)."""
-    part = tl.arange(0, LOADS)
-    partials = (results.m + slot, results.l + slot, results.acc + slot * SIZES.D)
-    if (left >= LOADS) & (SIZES.D == SIZES.BLOCK_D):
-        m, l, acc = merge_slots(state, partials, part * SIZES.ROWS, None, SIZES.D, SIZES.BLOCK_D)
-    else:
-        m, l, acc = merge_slots(state, partials, part * SIZES.ROWS, part < left, SIZES.D, SIZES.BLOCK_D)
     return m, l, acc
 
 
@@ -268,6 +208,7 @@ def decode_attention_kernel(
     6. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no key.
     """
     GROUP: tl.constexpr = SIZES.GROUP
+    TILE: tl.constexpr = SIZES.TILE
     scale, softcap, slopes, _ = scoring
     k_ptr, k_block, k_head, k_token, _ = k
     v_ptr, v_block, v_head, v_token, _ = v
@@ -300,10 +241,8 @@ def decode_attention_kernel(
             begin = tl.load(ends + item)
             start = tl.minimum(tl.maximum(low - begin - 1, 0), num_tiles)
             end = tl.minimum(tl.maximum(high - begin - 1, 0), num_tiles)
-            slot, exists = (
-                item.to(tl.int64) + program,
-                (start < end) | ((num_tiles == 0) & (low <= begin) & (begin < high)),
-            )
+            slot = item.to(tl.int64) + program
+            exists = (start < end) | ((num_tiles == 0) & (low <= begin) & (begin < high))
         if exists & (first_row < num_rows):
             row = first_row + tl.arange(0, SIZES.ROWS)
             is_row, query = row < num_rows, tl.minimum(row, num_rows - 1) // GROUP
@@ -311,7 +250,7 @@ def decode_attention_kernel(
             head, block = kv_head.to(tl.int64), seq.to(tl.int64)
             row_seq, row_head = block if cu_seqlens_q is None else block * 0, head * GROUP + row % GROUP
             q_rows = q_ptr + row_seq * q_seq + row_head * q_head + query * q_query
-            q_tile = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
+            q_tile = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True)
             if scale <= 0:  # the loop takes a positive scale
                 q_tile *= tl.where(scale < 0, -1.0, 0.0).to(q_tile.dtype)
             slope, table = slopes, block_tables
@@ -321,17 +260,25 @@ def decode_attention_kernel(
                 table, block = block_tables + block * table_stride, block * 0
             k_memory = (k_ptr + block * k_block + head * k_head, k_block, k_token)
             v_memory = (v_ptr + block * v_block + head * v_head, v_block, v_token)
-            first_tile = first_key // SIZES.TILE
-            m, l, acc = attend_to_tiles(
-                (first_tile + start, first_tile + end),
-                (q_tile, position),
-                (k_memory, v_memory, table),
-                (first_key, end_key),
-                (tl.where(scale == 0, 1.0, tl.abs(scale)), softcap, slope, window),
-                SIZES,
-                FLOAT8_BITS,
-                CAUSAL,
-            )
+            memory, queries = (k_memory, v_memory, table), (q_tile, position)
+            of_scores = (tl.where(scale == 0, 1.0, tl.abs(scale)), softcap, slope, window)
+            keys, first = (first_key, end_key), first_key // SIZES.TILE + start
+            last, seen_by_all, end_by_all = first_key // SIZES.TILE + end, first_key, end_key
+            if CAUSAL:
+                seen_by_all = tl.maximum(first_key, tl.maximum(tl.max(position, axis=0) + 1, 0) - window)
+                end_by_all = tl.minimum(end_key, tl.min(position, axis=0) + 1)
+            whole = tl.minimum(tl.maximum(seen_by_all // TILE + (seen_by_all % TILE > 0), first), last)
+            whole_end = tl.minimum(tl.maximum(end_by_all // TILE, whole), last)
+            skipped = whole_end - whole
+            m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
+            if skipped > 0:  # a loop that is not entered would still compute the addresses of its first loads
+                tiles, state = (whole, whole_end, whole, 0), (m, l, acc)
+                m, l, acc = fold_tiles(
+                    tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, False
+                )
+            if first + skipped < last:
+                tiles, state = (first, last - skipped, whole, skipped), (m, l, acc)
+                m, l, acc = fold_tiles(tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, True)
             l = tl.where(is_possible, l, float("nan"))
             if (start == 0) & (end == num_tiles):
                 store_results(results, row_seq, row_head, query, is_row, m, l, acc, SIZES.D)
@@ -378,10 +325,10 @@ def merge_items_kernel(
     if (count <= 1) | (row >= num_rows):
         return
     slot = first_slot * SIZES.ROWS + row_of_item
-    m, l, acc = merge_next(None, results, slot, count, SIZES, LOADS)
+    m, l, acc = merge_slots(None, results, slot, count, SIZES, LOADS)
     for start in range(LOADS, count, LOADS):
         next_slot = slot + tl.cast(start, tl.int64) * SIZES.ROWS
-        m, l, acc = merge_next((m, l, acc), results, next_slot, count - start, SIZES, LOADS)
+        m, l, acc = merge_slots((m, l, acc), results, next_slot, count - start, SIZES, LOADS)
     m, l = tl.full([1], m, tl.float32), tl.full([1], l, tl.float32)
     query = (first_query + row // SIZES.GROUP).to(tl.int64) + tl.arange(0, 1)
     head = kv_head.to(tl.int64) * SIZES.GROUP + row % SIZES.GROUP

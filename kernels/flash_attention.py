@@ -77,12 +77,8 @@ def segment_of(tile, batch, packed, T, S, TILE: tl.constexpr, OF_KEYS: tl.conste
     sequence = batch
     first_q, first_k = batch.to(tl.int64) * 0, batch.to(tl.int64) * 0
     if packed is not None:
-        if OF_KEYS:
-            sequence = tl.load(packed.k_tiles + tile)
-            tile -= tl.load(packed.cu_seqlens_k + sequence) // TILE + sequence
-        else:
-            sequence = tl.load(packed.q_tiles + tile)
-            tile -= tl.load(packed.cu_seqlens_q + sequence) // TILE + sequence
+        sequence = tl.load((packed.k_tiles if OF_KEYS else packed.q_tiles) + tile)
+        tile -= tl.load((packed.cu_seqlens_k if OF_KEYS else packed.cu_seqlens_q) + sequence) // TILE + sequence
         first_q = tl.load(packed.cu_seqlens_q + sequence).to(tl.int64)
         first_k = tl.load(packed.cu_seqlens_k + sequence).to(tl.int64)
         T = (tl.load(packed.cu_seqlens_q + sequence + 1) - first_q).to(tl.int32)
@@ -150,8 +146,7 @@ def fold_tiles(
     keys,  # k and v as (pointer, stride of rows) or descriptors; start and stop of the keys that some query here sees
     scoring,  # `Scoring` of the head
     window,  # None if no key of these tiles lies before a window
-    dropout,  # `Dropout`, or None
-    number,  # of the head among all heads of all sequences
+    dropout,  # `Dropout` of the head, or None
     SIZES: tl.constexpr,
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
     SCALE_FIRST: tl.constexpr,
@@ -161,9 +156,8 @@ def fold_tiles(
     m, l, acc = state
     q, first_row, T, S = queries
     k_matrix, v_matrix, start, stop = keys
-    ROWS: tl.constexpr = SIZES.ROWS
     COLS: tl.constexpr = SIZES.COLS
-    rows, col = first_row + tl.arange(0, ROWS), tl.arange(0, COLS)
+    rows, col = first_row + tl.arange(0, SIZES.ROWS), tl.arange(0, COLS)
     for j in range(first, end):
         first_col, some = j * COLS, None
         cols = first_col + col
@@ -192,8 +186,7 @@ def fold_tiles(
         l = l * alpha + tl.sum(weights, axis=1)
         m = m_new
         if dropout is not None:
-            keep = kept(first_row, first_col, number, tl.load(dropout.seed), dropout.threshold, ROWS, COLS)
-            weights = tl.where(keep, weights, 0.0)
+            weights = tl.where(kept(first_row, first_col, dropout, SIZES.ROWS, COLS), weights, 0.0)
         if TMA:
             v = v_matrix.load([first_col - start, 0])
         else:
@@ -245,36 +238,28 @@ def flash_attention_kernel(
             return
     elif SIZES.CAUSAL:
         tile = num_tiles - 1 - tile
-    scoring, number = of_head(scoring, batch, head), sequence * num_heads + head
+    scoring, dropout = of_head(scoring, dropout, batch, head, sequence * num_heads + head)
     first_row = tile * SIZES.ROWS
     rows = first_row + tl.arange(0, SIZES.ROWS)
     q_matrix = matrix_of_head(q, batch, head, first_q)
     queries = (load_rows(q_matrix, rows.to(tl.int64), rows < T, SIZES.D, SIZES.BLOCK_D), first_row, T, S)
 
-    last_row = tl.minimum(first_row + SIZES.ROWS, T) - 1
-    start, stop, whole_start, whole_stop = key_range(first_row, last_row, (T, S), window, SIZES.CAUSAL)
+    start, stop, first, whole, cut, end = key_range(first_row, T, S, window, SIZES)
     k_matrix = matrix_of_head(k, batch, head // group, first_k)
     v_matrix = matrix_of_head(v, batch, head // group, first_k)
     if TMA:
         keys = (described(k_matrix, start, stop, SIZES), described(v_matrix, start, stop, SIZES), start, stop)
     else:
         keys = (k_matrix, v_matrix, start, stop)
-    first, end = start // SIZES.COLS, tl.cdiv(stop, SIZES.COLS)
     state = empty(SIZES.ROWS, SIZES.BLOCK_D)
     if scoring.attn_mask is None:  # a mask in memory may cut any tile
-        whole = tl.minimum(tl.cdiv(whole_start, SIZES.COLS), end)
         if window is not None:
             state = fold_tiles(
-                first, whole, state, queries, keys, scoring, window, dropout, number, SIZES, True, SCALE_FIRST, TMA
+                first, whole, state, queries, keys, scoring, window, dropout, SIZES, True, SCALE_FIRST, TMA
             )
-        first = tl.maximum(whole_stop // SIZES.COLS, whole)
-        state = fold_tiles(
-            whole, first, state, queries, keys, scoring, None, dropout, number, SIZES, False, SCALE_FIRST, TMA
-        )
-        window = None
-    state = fold_tiles(
-        first, end, state, queries, keys, scoring, window, dropout, number, SIZES, True, SCALE_FIRST, TMA
-    )
+        state = fold_tiles(whole, cut, state, queries, keys, scoring, None, dropout, SIZES, False, SCALE_FIRST, TMA)
+        first, window = cut, None
+    state = fold_tiles(first, end, state, queries, keys, scoring, window, dropout, SIZES, True, SCALE_FIRST, TMA)
 
     m, l, acc = state
     out_tile, lse_tile = output(m * LN_2, l, acc)

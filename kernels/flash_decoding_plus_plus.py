@@ -10,7 +10,7 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import load_queries, store_partials
+from pagewise.kernels.decode import load_rows, store_partials
 from pagewise.kernels.partial import empty, finite, output
 from pagewise.kernels.work_plan import count_tiles
 
@@ -169,7 +169,7 @@ def unified_max_attention_kernel(
     rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
     result, is_row, query, q_rows = rows
     split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
-    q_tile, position = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D), S - num_queries + query
+    q_tile, position = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True), S - num_queries + query
 
     ROWS: tl.constexpr = SIZES.ROWS
     TILE: tl.constexpr = SIZES.TILE
@@ -256,7 +256,7 @@ def lazy_rescale_kernel(
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile, position = load_queries(q_rows, is_row, SIZES.D, SIZES.BLOCK_D), S - num_queries + query
+    q_tile, position = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True), S - num_queries + query
 
     m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
     for tile in range(first_tile, end_tile):

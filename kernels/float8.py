@@ -32,28 +32,20 @@ def encode_float8(x, EXPONENT_BITS: tl.constexpr):
 
 
 @triton.jit
-def decode_float8(bits, EXPONENT_BITS: tl.constexpr):
-    """bits.view(float8_e4m3fn or float8_e5m2).half(), exactly: for GPUs that cannot convert (e4m3 below sm_89).
-
-    e5m2 is the upper byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15. In
-    the place of a float16, its numbers are 2⁸ times too small, subnormals included.
-    """
-    bits = bits.to(tl.uint16)
-    if EXPONENT_BITS == 5:
-        return (bits << 8).to(tl.float16, bitcast=True)
-    number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
-    return tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
-
-
-@triton.jit
 def widen(x, EXPONENT_BITS: tl.constexpr):
     """Float8 as float16, which has all its numbers, unless Triton converts it right wherever it is used; else x.
 
-    EXPONENT_BITS is 0, or 4 or 5 where x is bytes. Triton's way from e5m2 to bfloat16 is a product with 2¹¹² on sm_90,
-    which makes finite numbers of inf and NaN.
+    EXPONENT_BITS is 0, or 4 or 5 where x is bytes, for GPUs that cannot convert (e4m3 below sm_89). e5m2 is the upper
+    byte of a float16. e4m3 has an exponent bit less, and its bias is 7 instead of 15. In the place of a float16, its
+    numbers are 2⁸ times too small, subnormals included. Triton's way from e5m2 to bfloat16 is a product with 2¹¹² on
+    sm_90, which makes finite numbers of inf and NaN.
     """
-    if EXPONENT_BITS:
-        x = decode_float8(x, EXPONENT_BITS)
+    if EXPONENT_BITS == 5:
+        x = (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True)
+    elif EXPONENT_BITS == 4:
+        bits = x.to(tl.uint16)
+        number = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+        x = tl.where((bits & 0x7F) == 0x7F, float("nan"), number)
     elif x.dtype == tl.float8e5:
         x = x.to(tl.float16)
     return x

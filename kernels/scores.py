@@ -8,7 +8,7 @@ in units of log 2, so that a weight is 2 to the power of (score − m).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.arguments import Scoring
+from pagewise.kernels.arguments import Dropout, Scoring
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -43,17 +43,22 @@ def visible(rows, cols, sizes, window, attn_mask, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def key_range(first_row, last_row, sizes, window, CAUSAL: tl.constexpr):
-    """Ranges (start, stop) of keys: first the keys that some of these queries see, then the keys that all see."""
-    T, S = sizes
+def key_range(first_row, T, S, window, SIZES: tl.constexpr):
+    """The keys that some query of a tile sees, and their tiles: (start, stop, first, whole, cut, end).
+
+    Of the tiles of keys first … end − 1, the tiles whole … cut − 1 are seen whole by every query.
+    """
+    last_row = tl.minimum(first_row + SIZES.ROWS, T) - 1
     start, stop, whole_start, whole_stop = 0, S, 0, S
-    if CAUSAL:
+    if SIZES.CAUSAL:
         stop = tl.minimum(S, tl.maximum(0, last_row + 1 + S - T))
         whole_stop = tl.minimum(S, tl.maximum(0, first_row + 1 + S - T))
     if window is not None:
         start = tl.minimum(stop, tl.maximum(0, first_row + 1 + S - T - window))
         whole_start = tl.minimum(stop, tl.maximum(0, last_row + 1 + S - T - window))
-    return start, stop, whole_start, whole_stop
+    end = tl.cdiv(stop, SIZES.COLS)
+    whole = tl.minimum(tl.cdiv(whole_start, SIZES.COLS), end)
+    return start, stop, start // SIZES.COLS, whole, tl.maximum(whole_stop // SIZES.COLS, whole), end
 
 
 @triton.jit
@@ -89,21 +94,18 @@ def seen_in_tile(col, first_col, rows, sizes, window, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def mask_of_head(attn_mask, batch, head):
-    """The matrix (pointer, stride of rows, stride of columns) of one head's mask."""
-    ptr, stride_batch, stride_head, stride_row, stride_col = attn_mask
-    return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head, stride_row, stride_col
-
-
-@triton.jit
-def of_head(scoring, batch, head):
-    """The `Scoring` of one head: slope · log₂ e in the place of slopes, the head's matrix in that of the mask."""
+def of_head(scoring, dropout, batch, head, number):
+    """`Scoring` and `Dropout` of one head: slope · log₂ e, and the mask as (pointer, strides of row and column)."""
     slope, matrix = None, None
     if scoring.slopes is not None:
         slope = tl.load(scoring.slopes + head) * LOG2_E
     if scoring.attn_mask is not None:
-        matrix = mask_of_head(scoring.attn_mask, batch, head)
-    return Scoring(scoring.scale, scoring.softcap, slope, matrix)
+        ptr, stride_batch, stride_head, stride_row, stride_col = scoring.attn_mask
+        ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
+        matrix = (ptr, stride_row, stride_col)
+    if dropout is not None:
+        dropout = Dropout(dropout.seed, dropout.threshold, dropout.growth, number)
+    return Scoring(scoring.scale, scoring.softcap, slope, matrix), dropout
 
 
 @triton.jit
@@ -122,14 +124,14 @@ def biased(scores, rows, cols, sizes, slope):
 
 
 @triton.jit
-def kept(first_row, first_col, head, seed, threshold, ROWS: tl.constexpr, COLS: tl.constexpr):
+def kept(first_row, first_col, dropout, ROWS: tl.constexpr, COLS: tl.constexpr):
     """The weights of a tile [ROWS, COLS] that dropout keeps, the same as in `flash_attention.dropout.Dropout.keep`."""
     tl.static_assert(COLS % 8 == 0, "eight neighbours share a draw")
     row = (first_row + tl.arange(0, ROWS))[:, None].to(tl.uint32)
     group = (first_col // 8 + tl.arange(0, COLS // 8))[None, :].to(tl.uint32)
     row, group = tl.broadcast(row, group)
-    head = tl.zeros_like(row) + head.to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(seed, row, group, head, tl.zeros_like(row))
+    head = tl.zeros_like(row) + dropout.head.to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(tl.load(dropout.seed), row, group, head, tl.zeros_like(row))
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [..., 2, 2]: w0 w1 w2 w3
     draws = tl.join(words & 0xFFFF, words >> 16)
-    return tl.reshape(draws, [ROWS, COLS]).to(tl.int32) >= tl.cast(threshold, tl.int32)
+    return tl.reshape(draws, [ROWS, COLS]).to(tl.int32) >= tl.cast(dropout.threshold, tl.int32)

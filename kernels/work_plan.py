@@ -22,10 +22,9 @@ def rows_of_item(item, cu_seqlens_q, num_seqs, num_queries, HKV: tl.constexpr, S
 
     Without num_seqs, every sequence has the items of num_queries queries: item i is sequence, then KV head, then chunk
     of rows. With num_seqs, item i is chunk, then KV head. The first chunk of sequence b is
-    cu_seqlens_q[b] · GROUP // ROWS + b, which leaves enough for each sequence before it; some chunks have no rows.
-
-    A batch of packed sequences takes two launches, one for the sequences of one query, one with num_seqs for those of
-    more. The sequences of the other launch have no rows.
+    cu_seqlens_q[b] · GROUP // ROWS + b, which leaves enough for each sequence before it; some chunks have no rows. A
+    batch of packed sequences takes two launches, with num_seqs for those of several queries. In each, the others have
+    no rows.
     """
     GROUP: tl.constexpr = SIZES.GROUP
     ROWS: tl.constexpr = SIZES.ROWS

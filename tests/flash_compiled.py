@@ -85,7 +85,7 @@ def compiled(kernel, tiles: tuning.Tiles, D: int, dtype: str, sm: int, kind: str
         if kernel is FORWARD:
             in_triton.forward(inputs, torch.empty_like(inputs.q), lse, saved)
         elif kernel is BACKWARD:
-            in_triton.backward(inputs, inputs.q, lse, inputs.q, lse, saved, splits=1)
+            in_triton.backward(inputs, inputs.q, lse, inputs.q, lse, saved)
         else:
             launch_first_rung(kernel, inputs, lse, tiles)
     ptx = found[-1].ptx

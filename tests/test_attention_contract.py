@@ -351,17 +351,16 @@ def test_other_op_is_registered_soundly(op, rows, dtype, kernel_device):
 # ------------------------------------------------------------------------------------------ transforms
 
 # Cells of `attention_transforms` that are refused. All others are right.
-FLASH = {"flash torch", "flash triton", "flash packed torch", "flash packed triton"}
 PAPERS = {"FlashAttention", "FlashAttention-2"}
+FLASH = {"flash torch", "flash triton", "flash packed torch", "flash packed triton", *PAPERS}
 READ_VALUES = {"paged torch", "paged split torch", "varlen torch"}
-LOOPS = {*PAPERS, *READ_VALUES, "online", "decode split torch", "decode sized torch", "unified torch", "lazy torch"}
+LOOPS = {*READ_VALUES, "online", "decode split torch", "decode sized torch", "unified torch", "lazy torch"}
 WITHOUT_BACKWARD = (KERNELS - FLASH - {"decode shared triton"}) | {"unified torch"}
 REFUSES = {
     **dict.fromkeys(("backward in autocast", "backward", "checkpoint"), WITHOUT_BACKWARD),
-    "vectorised jacobian": WITHOUT_BACKWARD | PAPERS,
+    "vectorised jacobian": WITHOUT_BACKWARD,
     **dict.fromkeys(("jvp", "jvp of vmap", "dual tensors"), WITHOUT_BACKWARD | FLASH),
-    **dict.fromkeys(("torch.func.grad", "grad of vmap"), WITHOUT_BACKWARD | FLASH | PAPERS),
-    "vmap of v": PAPERS,
+    **dict.fromkeys(("torch.func.grad", "grad of vmap"), WITHOUT_BACKWARD | FLASH),
     **dict.fromkeys(("fake tensors", "make_fx", "make_fx, fake"), READ_VALUES),
     **dict.fromkeys(("make_fx, symbolic", "export", "compile, fullgraph"), LOOPS),
 }

@@ -75,7 +75,7 @@ def inputs_of(q, k, v, causal=False, dropout_p=0.0, dropout_seed=None):
 
 def forward(inputs, requires_grad=True):
     """out, lse and what is saved."""
-    results = outputs(inputs.q, requires_grad, "triton")
+    results = outputs(inputs, requires_grad)
     in_triton.forward(inputs, *results)
     return results
 
@@ -158,14 +158,16 @@ def test_extreme_logits(dtype, kernel_device):
 
 
 @pytest.mark.parametrize("splits", [2, 4])
-def test_a_group_may_be_split(splits, kernel_device):
+def test_a_group_may_be_split(splits, kernel_device, monkeypatch):
     """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
     q, k, v = random_qkv(20, 25, 16, (8, 2), 2, torch.float32, kernel_device)
     d_out, d_lse = random_gradients(q)
     inputs = inputs_of(q, k, v, causal=True, dropout_p=0.2, dropout_seed=5)
     results = forward(inputs)
-    whole = in_triton.backward(inputs, d_out, d_lse, *results, splits=1)
-    split = in_triton.backward(inputs, d_out, d_lse, *results, splits=splits)
+    monkeypatch.setattr(tuning, "num_splits", lambda *sizes: 1)
+    whole = in_triton.backward(inputs, d_out, d_lse, *results)
+    monkeypatch.setattr(tuning, "num_splits", lambda *sizes: splits)
+    split = in_triton.backward(inputs, d_out, d_lse, *results)
     for expected, got in zip(whole, split, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -424,4 +426,3 @@ def test_each_row_of_packed_sequences_has_one_tile(lengths, tile):
         first = (index - (int(cu[b]) // tile + b)) * tile
         rows += [(b, row) for row in range(first, min(first + tile, lengths[b]))]
     assert rows == [(b, row) for b, length in enumerate(lengths) for row in range(length)]
-    assert tuning.sequence_of_each_tile(10, tile, None) is None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import assert_as_accurate_as_naive
-from pagewise.flash_attention import in_transformers
+from pagewise.flash_attention import flash_attention, in_transformers
 from pagewise.flash_attention.in_transformers import attend, visible_keys
 from pagewise.models import register_attention
 
@@ -315,3 +315,11 @@ def test_a_window_without_a_mask_is_kept():
     visible = torch.ones(5, 5, dtype=torch.bool).tril().triu(-1).expand(2, 1, 5, 5)
     windowed, _ = attend(torch.nn.Module(), q, k, v, None, sliding_window=2)
     torch.testing.assert_close(windowed, attend(torch.nn.Module(), q, k, v, visible, sliding_window=2)[0])
+
+
+def test_a_mask_with_a_row_per_query_may_show_later_keys():
+    """A prefix of three tokens that see each other: the mask alone says so, although the model is causal."""
+    q, k, v = qkv()
+    visible = (torch.ones(5, 5, dtype=torch.bool).tril() | (torch.arange(5) < 3)).expand(2, 1, 5, 5)
+    out, _ = attend(torch.nn.Module(), q, k, v, visible)
+    torch.testing.assert_close(out.transpose(1, 2), flash_attention(q, k, v, attn_mask=visible))

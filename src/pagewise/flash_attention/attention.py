@@ -75,7 +75,8 @@ def flash_attention(
     if alibi_slopes is not None or attn_mask is not None:
         options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    if backend == "cuda" or (backend == "auto" and triton_is_slow(q)):
+    gpu = in_triton.gpu_of(q.device)
+    if backend == "cuda" or (backend == "auto" and gpu.sm > 0 and not gpu.has_triton_tensor_cores):
         derivative = derivative_of(q, k, v)
         cannot = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
         if not cannot:
@@ -143,9 +144,8 @@ def flash_attention_varlen(
     """
     _check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k)
     tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
-    options = (
-        ScoreOptions(scale, causal, window, softcap, alibi_slopes).checked(tensors[0], k.shape[0]).without_gradient()
-    )
+    options = ScoreOptions(scale, causal, window, softcap, alibi_slopes)
+    options = options.checked(tensors[0], k.shape[0]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     for name, cu_seqlens, rows, longest in (
         ("q", cu_seqlens_q, q.shape[0], max_seqlen_q),
@@ -169,8 +169,7 @@ def measure_tiles(
 ) -> dict[str, tuning.Tiles]:
     """Time the kernels' tile sizes for such tensors on this GPU, and let this process take the fastest from now on.
 
-    Without this call the tiles of a kernel depend on the GPU, the dtype, the head size and the options only, so that
-    equal inputs give equal bits in every process.
+    Without this call equal inputs give equal bits in every process.
 
     Args:
         options: of `flash_attention`, such as causal.
@@ -195,12 +194,6 @@ def measure_tiles(
     heavy = options.get("attn_mask") is not None or options.get("dropout_p", 0.0) > 0
     gpu = in_triton.gpu_of(q.device)
     return {name: tuning.measure(name, q, gpu, heavy, partial(do_bench, call)) for name, call in calls.items()}
-
-
-def triton_is_slow(q: Tensor) -> bool:
-    """Return whether q is on a GPU for which Triton emits no tensor-core instructions (sm_75)."""
-    gpu = in_triton.gpu_of(q.device)
-    return gpu.sm > 0 and not gpu.has_triton_tensor_cores
 
 
 def _check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:

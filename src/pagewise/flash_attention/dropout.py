@@ -29,11 +29,7 @@ class Dropout(NamedTuple):
 
     @classmethod
     def checked(cls, p: float, seed: int | Tensor | None, device: torch.device) -> "Dropout":
-        """Check the arguments of a public function. Without a seed, torch's generator draws one.
-
-        Raises:
-            ValueError, TypeError: p is not in [0, 1), or the seed is no 64-bit integer.
-        """
+        """Check the arguments of a public function. Without a seed, torch's generator draws one."""
         check_number("dropout_p", p, low=0.0, below=1.0)
         if isinstance(seed, Tensor):
             if seed.dtype != torch.int64 or seed.numel() != 1:
@@ -48,7 +44,7 @@ class Dropout(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """A weight is kept iff its 16-bit draw is at least this. One draw keeps it even if p is closest to 1."""
+        """A weight is kept iff its 16-bit draw is at least this."""
         return min(round(self.p * LEVELS), LEVELS - 1)
 
     @property

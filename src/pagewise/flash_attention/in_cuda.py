@@ -1,22 +1,20 @@
 """FlashAttention-2 in CUDA C++, forward only: small enough to be read and observed (lesson 6).
 
-The kernels are in kernels/flash_attention.cu. Here: which instantiation, how much shared memory, the launches, and the
-custom op around them. A thread block has Br = 128 queries, one per thread, and K and V come past in tiles of Bc = 32.
-It computes on CUDA cores; where speed matters, the Triton kernels use tensor cores.
+The kernel is in kernels/flash_attention.cu. A thread block has Br = 128 queries, one per thread, and K and V come past
+in tiles of Bc = 32. It computes on CUDA cores; where speed matters, the Triton kernels use tensor cores.
 """
 
 import functools
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
 from cudascope import CudaKernel
 from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.inputs import empty_like
+from pagewise.flash_attention.inputs import Keys, OfRows, Out, empty_like
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
@@ -31,8 +29,6 @@ TILE_ROWS = 32 * NUM_WARPS  # Br: a query per thread
 STEP_KEYS = 8  # that a thread scores at once
 TILE_KEYS = 32  # Bc
 MAX_GRID_YZ = 65535
-
-OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
 _C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
 
@@ -49,7 +45,7 @@ def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
     return TILE_ROWS * (row + 16) + 2 * TILE_KEYS * row
 
 
-def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout) -> str | None:
+def refuses(q: Out, options: ScoreOptions, dropout: Dropout) -> str | None:
     """The reason why this kernel cannot take these arguments, to follow 'backend="cuda"', or None."""
     B, H, _, D = q.shape
     if q.dtype not in FLOATS:
@@ -58,27 +54,19 @@ def refuses(q: Float[Tensor, "B H T D"], options: ScoreOptions, dropout: Dropout
         return f"takes head sizes {', '.join(map(str, HEAD_SIZES))}, got {D}"
     if max(B, H) > MAX_GRID_YZ:
         return f"takes at most {MAX_GRID_YZ} sequences and heads, got {B} and {H}"
-    for name, given in (
-        ("window", options.window is not None),
-        ("softcap", options.softcap > 0),
-        ("alibi_slopes", options.alibi_slopes is not None),
-        ("attn_mask", options.attn_mask is not None),
-        ("dropout_p", dropout.p > 0),
-    ):
-        if given:
+    others = options.window, options.softcap or None, options.alibi_slopes, options.attn_mask, dropout.p or None
+    for name, given in zip(("window", "softcap", "alibi_slopes", "attn_mask", "dropout_p"), others, strict=True):
+        if given is not None:
             return f"takes no {name}"
     return without_bfloat16(q.dtype, in_triton.gpu_of(q.device))
 
 
-def forward(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], v: Float[Tensor, "B Hkv S D"], options: ScoreOptions
-) -> OutAndLse:
+def forward(q: Out, k: Keys, v: Keys, options: ScoreOptions) -> tuple[Out, OfRows]:
     """(out, lse) of `flash_attention`. `refuses` must have returned None."""
     return _flash_attention_cuda(q, k, v, options.causal, options.scale_for(q.shape[-1]))
 
 
 def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty out and lse."""
     return empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -87,9 +75,6 @@ def _in_vecs(x: Tensor) -> Tensor:
     apart = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
     whole = x.stride(-1) == 1 and not any(distance % 16 for distance in apart)
     return x if whole else x.clone(memory_format=torch.contiguous_format)
-
-
-# ---------------------------------------------------------------------------------------------- custom op
 
 
 @custom_op("flash_attention_cuda", fake=lambda q, *_: _outputs(q))

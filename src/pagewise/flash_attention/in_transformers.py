@@ -73,10 +73,8 @@ def attend(
 ) -> tuple[Float[Tensor, "B T H D"], None]:
     """Compute `flash_attention` as transformers calls it, with a mask of `visible_keys` or the caller's own [B,1,T,S].
 
-    Under autocast, q, k and v take its dtype, because rotary embeddings leave them in different dtypes.
-
-    Returns:
-        (out, None), because the weights are never stored.
+    Under autocast, q, k and v take its dtype, because rotary embeddings leave them in different dtypes. The second
+    result would be the weights, which are never stored.
 
     Raises:
         ValueError, TypeError: an argument does not fit, or it would change the result and is not supported here.
@@ -84,12 +82,11 @@ def attend(
     for what, given in others.items():
         if what not in _HARMLESS and given is not None and given is not False:
             raise ValueError(f"this attn_implementation does not know {what}{_REMEDIES.get(what, '')}")
-    # a mask with a row per query includes causality and the window
-    causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) and (
-        attention_mask is None or attention_mask.dim() == 2
-    )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None and attention_mask.dim() == 2:
         attention_mask = attention_mask[:, None, None, :]
+    elif attention_mask is not None:  # it has a row per query, and includes causality and the window
+        causal = False
     on = query.device.type
     if torch.is_autocast_enabled(on):
         query, key, value = (t.to(torch.get_autocast_dtype(on)) for t in (query, key, value))
@@ -134,12 +131,10 @@ def visible_keys(
         sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
         others |= {"attention_mask": attention_mask, "local_size": local_size, "allow_is_causal_skip": False}
         return sdpa_mask(*sizes, **others)
-    if attention_mask is None or _all_true(attention_mask := attention_mask[:, kv_offset:end]):
+    if attention_mask is None:
         return None
-    return attention_mask
-
-
-def _all_true(mask: Bool[Tensor, "B S"]) -> bool:
-    """Return whether the mask is known to be all True. While a graph is traced or captured, nothing is known."""
+    mask = attention_mask[:, kv_offset:end]
     capturing = mask.is_cuda and torch.cuda.is_current_stream_capturing()
-    return not capturing and not torch.compiler.is_compiling() and bool(mask.all())
+    if capturing or torch.compiler.is_compiling():  # while a graph is captured or traced, no number is known
+        return mask
+    return None if mask.all() else mask

@@ -5,11 +5,10 @@ constant of the kernels, so they are compiled once per dtype, head size and set 
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import tuning
-from pagewise.flash_attention.inputs import FlashInputs, empty_like
+from pagewise.flash_attention.inputs import FlashInputs, Gradients, Keys, OfRows, Out, empty_like
 from pagewise.kernels.arguments import Dropout, Packed, Saved, Scoring, Sizes
 from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
@@ -18,18 +17,17 @@ from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv, padded
 
 MAX_HEAD_SIZE = 256
-Gradients = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]
 
 
-def refuses(q: Float[Tensor, "B H T D"]) -> str | None:
+def refuses(q: Out) -> str | None:
     """The reason why the Triton kernels cannot take these tensors, to follow 'backend="triton"', or None."""
     if q.dtype not in FLOATS:
         return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
     if q.shape[-1] > MAX_HEAD_SIZE:
         return f"takes head sizes up to {MAX_HEAD_SIZE}, got {q.shape[-1]}"
     gpu = gpu_of(q.device)
-    if q.dtype == torch.float32 and q.shape[-1] > tuning.max_head_size_in_float32(gpu):
-        limit = tuning.max_head_size_in_float32(gpu)
+    limit = tuning.max_head_size_in_float32(gpu)
+    if q.dtype == torch.float32 and q.shape[-1] > limit:
         return f"takes float32 head sizes up to {limit} on this GPU, got {q.shape[-1]}: use float16"
     return without_bfloat16(q.dtype, gpu)
 
@@ -46,11 +44,10 @@ gpu_of._dynamo_marked_constant = True
 def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
     """Write (out, lse) of `flash_attention`, and in `saved` what the backward needs besides.
 
-    Without a gradient, and for 16-bit inputs, `saved` is empty. For float32 it is [2, B, H, T]: the largest score m, in
-    units of log 2, and log₂ l = log₂ Σ 2^(score − m). FlashAttention's backward uses their sum, the log-sum-exp. Next
-    to a large m the sum rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴. With scores of
-    −480 the error of a float32 gradient was 2.1e-4, where naive attention's was 3.4e-6. The two numbers are therefore
-    kept apart. In 16 bits the rounding of the weights themselves is larger.
+    For a gradient in float32 these are the largest score m, in units of log 2, and log₂ l = log₂ Σ 2^(score − m). Next
+    to a large m their sum, the log-sum-exp, rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴.
+    With scores of −480 the error of a gradient was 2.1e-4, where naive attention's was 3.4e-6. In 16 bits the rounding
+    of the weights themselves is larger.
     """
     from pagewise.kernels.flash_attention import flash_attention_kernel
 
@@ -71,15 +68,12 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
         out=out,
         lse=lse.view(-1),
         saved=Saved(*saved.flatten(1), None) if saved.numel() else None,
-        scoring=scoring_of(inputs),
-        dropout=dropout_of(inputs),
-        packed=packed_of(inputs, tiles.owned, tiles.visited),
+        **options_of(inputs, tiles.owned, tiles.visited),
         num_tiles=num_tiles,
         num_heads=H,
         group=H // Hkv,
         T=T,
         S=S,
-        window=window_of(inputs),
         SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
         SCALE_FIRST=inputs.scale <= 0.0 or inputs.softcap > 0.0 or inputs.alibi_slopes is not None,
         TMA=by_tma,
@@ -90,28 +84,12 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
     )
 
 
-def backward(
-    inputs: FlashInputs,
-    d_out: Float[Tensor, "B H T D"],
-    d_lse: Float[Tensor, "B H T"],
-    out: Float[Tensor, "B H T D"],
-    lse: Float[Tensor, "B H T"],
-    saved: Float[Tensor, "..."],
-    *,
-    splits: int | None = None,
-) -> Gradients:
+def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRows, saved: Tensor) -> Gradients:
     """(dq, dk, dv) from the gradients of out and lse and from the results of the forward.
 
-    Args:
-        saved: as the forward left it. Empty, it makes the backward work with lse, in float32 too.
-        splits: how many programs share the query heads of a KV head in the sums of dK and dV, each with float32 sums
-            of its own; a divisor of H / Hkv. Default: `tuning.num_splits`.
+    Without `saved` the backward works with lse, in float32 too.
     """
-    from pagewise.kernels.flash_attention_backward import (
-        flash_attention_backward_kernel,
-        flash_attention_delta_kernel,
-        flash_attention_options_backward_kernel,
-    )
+    from pagewise.kernels import flash_attention_backward as kernels
 
     (B, H, T, D), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
     gradients = dq, dk, dv = tuple(map(empty_like, inputs[:3]))
@@ -119,14 +97,13 @@ def backward(
         return tuple(x.zero_() for x in gradients)
     q, k, v, d_out = map(with_close_rows, (*inputs[:3], d_out))
     gpu = architecture(q.device)
-    if splits is None:
-        splits = tuning.num_splits(B * Hkv * cdiv(S, tuning.KEYS_PER_PROGRAM), H // Hkv, gpu.num_sms)
-    if splits > 1:
+    splits = tuning.num_splits(B * Hkv * cdiv(S, tuning.KEYS_PER_PROGRAM), H // Hkv, gpu.num_sms)
+    if splits > 1:  # programs that share the query heads of a KV head have sums of their own
         dk, dv = (x.new_empty(splits * B, *x.shape[1:], dtype=torch.float32) for x in (k, v))
     delta = lse.new_empty(lse.numel())
     m, log_l = saved.flatten(1) if saved.numel() else (torch.empty_like(delta), None)
     launch(
-        flash_attention_delta_kernel,
+        kernels.flash_attention_delta_kernel,
         (cdiv(T, tuning.DELTA_ROWS) * H * B,),
         out=out,
         d_out=d_out,
@@ -141,16 +118,14 @@ def backward(
         ROWS=tuning.DELTA_ROWS,
         num_warps=4,
     )
-    scoring, dropout, window = scoring_of(inputs), dropout_of(inputs), window_of(inputs)
     tiles = tuning.tiles_for("backward", q, gpu, inputs.is_heavy)
-    packed = packed_of(inputs, tiles.owned, tiles.owned)
+    options = options_of(inputs, tiles.owned, tiles.owned)
     num_key_tiles = tuning.num_tiles(S, tiles.owned, inputs.cu_seqlens_k)
     num_query_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
-    if scoring[1:] == (None, None, None) and dropout is packed is window is None:
-        kernel, options = flash_attention_backward_kernel, {"scale": scoring.scale}
-    else:
-        kernel = flash_attention_options_backward_kernel
-        options = {"scoring": scoring, "dropout": dropout, "packed": packed, "window": window}
+    scale, *of_scores = options["scoring"]
+    kernel = kernels.flash_attention_options_backward_kernel
+    if all(x is None for x in (*of_scores, options["dropout"], options["packed"], options["window"])):
+        kernel, options = kernels.flash_attention_backward_kernel, {"scale": scale}
     launch(
         kernel,
         (splits * B * Hkv * num_key_tiles + B * H * num_query_tiles,),
@@ -183,13 +158,13 @@ def backward(
     return gradients
 
 
-def with_close_rows(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+def with_close_rows(x: Out | Keys) -> Out | Keys:
     """x, copied only if a row is not contiguous or the rows are too far apart for the kernels' offsets."""
     *_, row, column = x.stride()
     return x if (column == 1 or x.shape[-1] == 1) and row < tuning.MAX_ROW_STRIDE else x.contiguous()
 
 
-def takes_tma(x: Float[Tensor, "B heads rows D"]) -> bool:
+def takes_tma(x: Keys) -> bool:
     """Whether a tensor descriptor shall describe x: each row is contiguous and begins at a multiple of 16 bytes.
 
     In float32, which no tensor core multiplies exactly, the kernel spills up to 9 KB per thread with descriptors.
@@ -198,32 +173,20 @@ def takes_tma(x: Float[Tensor, "B heads rows D"]) -> bool:
     return itemsize == 2 and dim == 1 and not (x.data_ptr() | (batch | head | row) * itemsize) % 16
 
 
-def scoring_of(inputs: FlashInputs) -> Scoring:
-    """The kernels' argument scoring."""
-    mask = inputs.attn_mask
+def options_of(inputs: FlashInputs, q_tile: int, k_tile: int) -> dict[str, object]:
+    """The kernels' arguments scoring, dropout, packed and window, for tiles of these sizes."""
+    (B, H, T, _), S = inputs.q.shape, inputs.k.shape[2]
+    mask, dropout, packed, cu_seqlens = inputs.attn_mask, None, None, (inputs.cu_seqlens_q, inputs.cu_seqlens_k)
     if mask is not None:
-        mask = mask.expand(*inputs.q.shape[:3], inputs.k.shape[2]).view(torch.uint8)
-    return Scoring.of(inputs.scale, inputs.softcap, inputs.alibi_slopes, mask)
-
-
-def window_of(inputs: FlashInputs) -> int | None:
-    """The kernels' argument window. A window wider than the keys might not fit 32 bits."""
-    return None if inputs.window is None else min(inputs.window, inputs.k.shape[2])
-
-
-def dropout_of(inputs: FlashInputs) -> Dropout | None:
-    """The kernels' argument dropout."""
-    if not inputs.dropout_p:
-        return None
-    dropout = inputs.dropout
-    return Dropout(dropout.seed, float(dropout.threshold), dropout.growth)
-
-
-def packed_of(inputs: FlashInputs, q_tile: int, k_tile: int) -> Packed | None:
-    """The kernels' argument packed, for tiles of these sizes."""
-    cu_seqlens_q, cu_seqlens_k = inputs.cu_seqlens_q, inputs.cu_seqlens_k
-    if cu_seqlens_q is None:
-        return None
-    q_tiles = tuning.sequence_of_each_tile(inputs.q.shape[2], q_tile, cu_seqlens_q)
-    k_tiles = tuning.sequence_of_each_tile(inputs.k.shape[2], k_tile, cu_seqlens_k)
-    return Packed(cu_seqlens_q, cu_seqlens_k, q_tiles, k_tiles)
+        mask = mask.expand(B, H, T, S).view(torch.uint8)
+    if inputs.dropout_p:
+        dropout = Dropout(inputs.dropout_seed, float(inputs.dropout.threshold), inputs.dropout.growth)
+    if cu_seqlens[0] is not None:
+        q_tiles = tuning.sequence_of_each_tile(T, q_tile, cu_seqlens[0])
+        packed = Packed(*cu_seqlens, q_tiles, tuning.sequence_of_each_tile(S, k_tile, cu_seqlens[1]))
+    return {
+        "scoring": Scoring.of(inputs.scale, inputs.softcap, inputs.alibi_slopes, mask),
+        "dropout": dropout,
+        "packed": packed,
+        "window": None if inputs.window is None else min(inputs.window, S),  # a wider one might not fit 32 bits
+    }

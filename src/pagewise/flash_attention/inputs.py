@@ -12,13 +12,18 @@ from pagewise.options import ScoreOptions
 
 NAIVE = "pagewise.naive_attention.attention"  # it has every derivative
 
+Queries = Out = Float[Tensor, "B H T D"]
+Keys = Float[Tensor, "B Hkv S D"]  # or values
+OfRows = Float[Tensor, "B H T"]  # a number per query
+Gradients = tuple[Queries, Keys, Keys]
+
 
 class FlashInputs(NamedTuple):
     """Checked tensors and options. Packed sequences are one batch [1, H, total, D] with their cu_seqlens."""
 
-    q: Float[Tensor, "B H T D"]
-    k: Float[Tensor, "B Hkv S D"]
-    v: Float[Tensor, "B Hkv S D"]
+    q: Queries
+    k: Keys
+    v: Keys
     alibi_slopes: Float[Tensor, " H"] | None
     attn_mask: Bool[Tensor, "..."] | None
     dropout_seed: Int64[Tensor, ""] | None
@@ -29,7 +34,9 @@ class FlashInputs(NamedTuple):
     window: int | None
     softcap: float
     dropout_p: float
-    backend: str  # "torch" or "triton"
+    backend: str  # "torch", "triton", or the function whose loops run in torch, "flash_attention_1"
+    tile_rows: int = 128  # of the loops in torch: large enough that products outweigh Python
+    tile_cols: int = 128
 
     @classmethod
     def of(
@@ -38,11 +45,11 @@ class FlashInputs(NamedTuple):
         options: ScoreOptions,
         dropout: Dropout,
         cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None],
-        backend: str,
+        *backend_and_tile: str | int,
     ) -> "FlashInputs":
         scale, causal, window, softcap, slopes, mask = options
         scale = options.scale_for(tensors[0].shape[-1]) if scale is None else scale
-        numbers = (scale, causal, window, softcap, dropout.p, backend)
+        numbers = (scale, causal, window, softcap, dropout.p, *backend_and_tile)
         return cls(*tensors, slopes, mask, dropout.seed, *cu_seqlens, *numbers)
 
     @property
@@ -66,16 +73,21 @@ class FlashInputs(NamedTuple):
         return list(zip(rows, cols, strict=True))
 
 
-def empty_like(x: Float[Tensor, "B heads rows D"]) -> Float[Tensor, "B heads rows D"]:
+def empty_like(x: Out | Keys) -> Out | Keys:
     """An empty tensor with the strides of x if its rows are contiguous, else contiguous."""
     empty = torch.empty_like(x)
     return empty if empty.stride(-1) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def outputs(q: Tensor, requires_grad: bool, backend: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty out, lse, and `saved`: [2, B, H, T], which the Triton backward needs in float32, else an empty tensor."""
-    B, H, T, _ = q.shape
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    lse = torch.empty((B, H, T), dtype=wide, device=q.device)
-    saves = requires_grad and backend == "triton" and q.dtype == torch.float32
-    return empty_like(q), lse, lse.new_empty((2, B, H, T)) if saves else q.new_empty(0)
+def outputs(inputs: FlashInputs, requires_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty out, lse, and `saved`, which is what the backward needs besides, or an empty tensor.
+
+    The Triton kernels save two numbers per query in float32, [2, B, H, T]. The papers' loops save O before it is
+    rounded, because D = rowsum(dO ∘ O) is subtracted from numbers close to it, and m and l, or L, as further columns.
+    """
+    (B, H, T, D), dtype = inputs.q.shape, torch.promote_types(inputs.q.dtype, torch.float32)
+    columns = {"flash_attention_1": D + 2, "flash_attention_2": D + 1}.get(inputs.backend)
+    size = (B, H, T, columns) if columns else (2, B, H, T)
+    saves = requires_grad and (columns or (inputs.backend == "triton" and inputs.q.dtype == torch.float32))
+    lse = inputs.q.new_empty((B, H, T), dtype=dtype)
+    return empty_like(inputs.q), lse, lse.new_empty(size if saves else 0)

@@ -22,17 +22,20 @@ def attend(inputs: FlashInputs) -> tuple[Float[Tensor, "B H T D"], Float[Tensor,
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? attn_mask, Tensor? dropout_seed, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "float scale, bool causal, SymInt? window, float softcap, float dropout_p, str backend"
+    "float scale, bool causal, SymInt? window, float softcap, float dropout_p, "
+    "str backend, int tile_rows, int tile_cols"
 )
 _NUM_TENSORS = 8  # of the inputs
 _FORWARD = f"({_INPUTS}, bool requires_grad) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"(Tensor d_out, Tensor d_lse, Tensor out, Tensor lse, Tensor saved, {_INPUTS}) -> (Tensor, Tensor, Tensor)"
 
 
-@custom_op("flash_attention", schema=_FORWARD, fake=lambda q, *others: outputs(q, *reversed(others[-2:])))
+@custom_op(
+    "flash_attention", schema=_FORWARD, fake=lambda *arguments: outputs(FlashInputs(*arguments[:-1]), arguments[-1])
+)
 def _flash_attention(*arguments):
     inputs, requires_grad = FlashInputs._make(arguments[:-1]), arguments[-1]
-    results = outputs(inputs.q, requires_grad, inputs.backend)
+    results = outputs(inputs, requires_grad)
     (in_triton if inputs.backend == "triton" else in_torch).forward(inputs, *results)
     return results
 
@@ -40,9 +43,7 @@ def _flash_attention(*arguments):
 @custom_op("flash_attention_backward", schema=_BACKWARD, fake=lambda *fields: tuple(map(empty_like, fields[5:8])))
 def _flash_attention_backward(d_out, d_lse, out, lse, saved, *fields):
     inputs = FlashInputs(*fields)
-    if inputs.backend == "triton":
-        return in_triton.backward(inputs, d_out, d_lse, out, lse, saved)
-    return in_torch.backward(inputs, d_out, d_lse, out, lse)
+    return (in_triton if inputs.backend == "triton" else in_torch).backward(inputs, d_out, d_lse, out, lse, saved)
 
 
 def _keep_for_backward(ctx, inputs, output) -> None:

@@ -13,12 +13,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.inputs import Keys, OfRows, Queries
 from pagewise.naive_attention import grouped_matmul, visibility
 from pagewise.options import ScoreOptions
 from pagewise.tools import work
 from pagewise.tools.checks import check_count, check_counts
 from pagewise.tools.products import product
 from pagewise.tools.sizes import cdiv
+
+Rows = Float[Tensor, "B H T 1"]  # a number per query
+Scores = Float[Tensor, "B H Br Bc"]
 
 
 def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int]:
@@ -39,34 +43,16 @@ def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int
     return min(Bc, head_size), Bc
 
 
-class Tiles(NamedTuple):
-    """The scores of q [B,H,T,D] and k [B,Hkv,S,D] in tiles of Br × Bc, and the options that shape them."""
+class Tiles:
+    """The scores of q [B,H,T,D] and k [B,Hkv,S,D] in tiles of Br × Bc, and the options that shape them.
 
-    B: int
-    H: int
-    Hkv: int
-    T: int
-    S: int
-    device: torch.device
-    Br: int
-    Bc: int
-    options: ScoreOptions
-    dropout: Dropout
-    first_sequence: int  # which one of a larger batch the first is here; dropout counts them
+    first: which one of a larger batch the first sequence is here. Dropout counts them.
+    """
 
-    @classmethod
-    def of(
-        cls,
-        q: Float[Tensor, "B H T D"],
-        k: Float[Tensor, "B Hkv S D"],
-        Br: int,
-        Bc: int,
-        options: ScoreOptions,
-        dropout: Dropout,
-        first_sequence: int = 0,
-    ) -> "Tiles":
-        (B, H, T, _), (_, Hkv, S, _) = q.shape, k.shape
-        return cls(B, H, Hkv, T, S, q.device, Br, Bc, options, dropout, first_sequence)
+    def __init__(self, q: Queries, k: Keys, Br: int, Bc: int, options: ScoreOptions, dropout: Dropout, first: int = 0):
+        (self.B, self.H, self.T, _), (_, self.Hkv, self.S, _) = q.shape, k.shape
+        self.device, self.Br, self.Bc = q.device, Br, Bc
+        self.options, self.dropout, self.first_sequence = options, dropout, first
 
     def rows(self, j: slice | None = None) -> Iterator[slice]:
         """The row tiles in order; given j, only those with a query that may see one of its keys."""
@@ -99,7 +85,7 @@ class Tiles(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Br queries and Bc keys: distances, visibility, dropout."""
+    """A tile of Br queries Q_i and Bc keys K_j."""
 
     distance: Int[Tensor, "Br Bc"] | None  # query position − key position; None: nobody asks
     visible: Bool[Tensor, "*BH Br Bc"] | None  # None: all keys to all queries
@@ -108,13 +94,11 @@ class Tile(NamedTuple):
     options: ScoreOptions
     growth: float
 
-    def scores(self, Q_i: Float[Tensor, "B H Br D"], K_j: Float[Tensor, "B Hkv Bc D"]) -> Float[Tensor, "B H Br Bc"]:
+    def scores(self, Q_i: Queries, K_j: Keys) -> Scores:
         """S_ij: Q_i K_jᵀ · scale → softcap → ALiBi → −∞ where a query may not look."""
         return self.scores_and_slope(Q_i, K_j)[0]
 
-    def scores_and_slope(
-        self, Q_i: Float[Tensor, "B H Br D"], K_j: Float[Tensor, "B Hkv Bc D"]
-    ) -> tuple[Float[Tensor, "B H Br Bc"], float | Float[Tensor, "B H Br Bc"]]:
+    def scores_and_slope(self, Q_i: Queries, K_j: Keys) -> tuple[Scores, float | Scores]:
         """(S_ij, ∂S_ij / ∂(Q_i K_jᵀ)): the scale, and less than that where the softcap bends."""
         softcap, slope = self.options.softcap, self.options.scale_for(Q_i.shape[-1])
         S_ij = grouped_matmul(Q_i, K_j.mT) * slope
@@ -125,11 +109,11 @@ class Tile(NamedTuple):
             S_ij = S_ij - self.options.alibi_slopes.to(S_ij.dtype)[:, None, None] * self.distance.abs()
         return S_ij if self.visible is None else S_ij.masked_fill(~self.visible, -torch.inf), slope
 
-    def drop(self, P_ij: Float[Tensor, "B H Br Bc"]) -> Float[Tensor, "B H Br Bc"]:
+    def drop(self, P_ij: Scores) -> Scores:
         """P_ij after dropout: 0, or multiplied by 1 / (1 − p)."""
         return P_ij if self.keep is None else torch.where(self.keep, P_ij * self.growth, 0.0)
 
-    def seen(self, K_j: Float[Tensor, "B Hkv Bc D"]) -> Float[Tensor, "B Hkv Bc D"]:
+    def seen(self, K_j: Keys) -> Keys:
         """K_j or V_j with 0 for the keys that no query here sees: a weight of 0 does not hide NaN."""
         if self.visible is None:
             return K_j
@@ -139,28 +123,24 @@ class Tile(NamedTuple):
         return K_j.masked_fill(~seen[..., None], 0.0)
 
 
-def nothing_seen(
-    q: Float[Tensor, "B H n D"],
-) -> tuple[Float[Tensor, "B H n 1"], Float[Tensor, "B H n 1"], Float[Tensor, "B H n D"]]:
+def nothing_seen(q: Queries) -> tuple[Rows, Rows, Queries]:
     """(m, l, O) of these queries before they have seen a key: −∞, 0 and 0."""
     O = zeros(q)
     l = O.new_zeros(*q.shape[:-1], 1)
     return torch.full_like(l, -torch.inf), l, O
 
 
-def gradient_of_lse(
-    d_lse: Float[Tensor, "B H T"] | None, m_or_lse: Float[Tensor, "B H T"]
-) -> Float[Tensor, "B H T 1"] | None:
+def gradient_of_lse(d_lse: OfRows | None, m_or_lse: OfRows) -> Rows | None:
     """Return d_lse with 0 for queries that see no key: their m and lse are −∞ whatever q and k are."""
     return None if d_lse is None else d_lse.masked_fill(m_or_lse == -torch.inf, 0.0)[..., None]
 
 
-def zeros(q: Float[Tensor, "B H n D"]) -> Float[Tensor, "B H n D"]:
+def zeros(q: Queries) -> Queries:
     """Zeros for a sum over tiles."""
     return q.new_zeros(q.shape, dtype=_wide(q))
 
 
-def positive(l: Float[Tensor, "*rows 1"]) -> Float[Tensor, "*rows 1"]:
+def positive(l: Rows) -> Rows:
     """l, with 1 for a query that has seen no key: its O is 0 and stays it."""
     return l.masked_fill(l == 0, 1.0)
 

@@ -2,8 +2,7 @@
 
 Tiles change a result by rounding only. A launch takes the first of a list that fits the GPU, so that equal inputs give
 equal bits in every process. The lists were chosen by the instructions that the compiler emits for a score, and so that
-little is spilled (tests/flash_attention/test_flash_resources.py). They have not been timed. `measure_tiles` of
-`pagewise.flash_attention` times them on the GPU at hand, and its process then takes the fastest.
+little is spilled (tests/flash_attention/test_flash_resources.py). They have not been timed: `measure_tiles` does that.
 """
 
 import functools
@@ -34,11 +33,7 @@ class Tiles(NamedTuple):
 
 @functools.cache
 def forward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
-    """The forward's tiles that fit `gpu`, the likeliest first: queries owned, keys visited.
-
-    Args:
-        heavy: with a mask in memory or dropout, which take registers of their own.
-    """
+    """The forward's tiles that fit `gpu`, the likeliest first: queries owned, keys visited. heavy: `is_heavy`."""
     large = gpu.shared_bytes >= LARGE_SHARED_BYTES
     if not gpu.sm:  # interpreted
         return (Tiles(64, 64, 4, 1),)
@@ -80,29 +75,28 @@ def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: boo
 
 
 def forward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
-    """An upper bound of the forward's shared memory: K and V of every stage, a tile of scores, and Q where it is kept.
-
-    sm_90 and sm_100 keep Q in shared memory. So does sm_75, which multiplies without tensor cores, and any GPU where a
-    single stage leaves the order of the copies to the compiler.
-    """
-    keeps_owned = gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
-    row = block_d * itemsize
-    bytes_of_scores = 4 * tiles.owned * tiles.visited
-    return 2 * tiles.num_stages * tiles.visited * row + bytes_of_scores + tiles.owned * row * keeps_owned
+    """An upper bound of the forward's shared memory: K and V of every stage, a tile of scores, and Q if it is kept."""
+    row, kept = block_d * itemsize, tiles.owned * _keeps_owned(tiles, gpu)
+    return 2 * tiles.num_stages * tiles.visited * row + 4 * tiles.owned * tiles.visited + kept * row
 
 
 def backward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
     """An upper bound of the backward's shared memory: two visited tiles of every stage, P and dS, and the owned tiles.
 
-    One of the owned matrices is converted in shared memory on every GPU. Where both stay there (see
-    `forward_shared_bytes`), one visited tile may be kept in two layouts, too. sm_75 has float32 sums there as well.
+    One of the owned matrices is converted in shared memory on every GPU. Where both stay there, one visited tile may be
+    kept in two layouts, too. sm_75 has float32 sums there as well.
     """
-    keeps_owned = gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
     row = block_d * itemsize
     visited = 2 * tiles.num_stages * tiles.visited * row + 3 * 4 * tiles.num_stages * tiles.visited
-    owned = 2 * tiles.owned * row + tiles.visited * row if keeps_owned else tiles.owned * row
+    owned = (2 * tiles.owned + tiles.visited if _keeps_owned(tiles, gpu) else tiles.owned) * row
     sums = 2 * (tiles.owned + tiles.visited) * row + 4 * tiles.owned * block_d if gpu.sm < 80 else 0
     return max(sums, visited + owned + 2 * itemsize * tiles.owned * tiles.visited)
+
+
+def _keeps_owned(tiles: Tiles, gpu: Architecture) -> bool:
+    """Whether owned tiles stay in shared memory. sm_75 multiplies without tensor cores. With a single stage, the
+    compiler orders the copies."""
+    return gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
 
 
 def max_head_size_in_float32(gpu: Architecture) -> int:
@@ -158,15 +152,11 @@ def num_tiles(length: int, tile: int, cu_seqlens: Tensor | None) -> int:
     return cdiv(length, tile) if cu_seqlens is None else length // tile + cu_seqlens.numel() - 1
 
 
-def sequence_of_each_tile(
-    length: int, tile: int, cu_seqlens: Int32[Tensor, " ends"] | None
-) -> Int32[Tensor, " num_tiles"] | None:
-    """The sequence of each of `num_tiles` tiles, found on the device of cu_seqlens; None if sequences are not packed.
+def sequence_of_each_tile(length: int, tile: int, cu_seqlens: Int32[Tensor, " ends"]) -> Int32[Tensor, " num_tiles"]:
+    """The sequence of each of `num_tiles` tiles, found on the device of cu_seqlens.
 
     Sequence b has the tiles from cu_seqlens[b] // tile + b on. These are enough for its rows, and perhaps one too many.
     """
-    if cu_seqlens is None:
-        return None
     on_device = {"dtype": torch.int32, "device": cu_seqlens.device}
     first = cu_seqlens[:-1] // tile + torch.arange(cu_seqlens.numel() - 1, **on_device)
     tiles = torch.arange(num_tiles(length, tile, cu_seqlens), **on_device)

@@ -5,23 +5,14 @@ beside it; the backward makes P again from these two. Line numbers are Algorithm
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
+from pagewise.flash_attention.inputs import Gradients, Keys, Queries
+from pagewise.flash_attention.tiles import Rows, Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
 from pagewise.naive_attention import finite, grouped_matmul
 from pagewise.tools.work import on_chip
 
-Rows = Float[Tensor, "B H T 1"]  # one number per query
 
-
-def forward(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    tiles: Tiles,
-    dtype: torch.dtype,
-) -> tuple[Float[Tensor, "B H T D"], Rows, Rows]:
+def forward(q: Queries, k: Keys, v: Keys, tiles: Tiles, dtype: torch.dtype) -> tuple[Queries, Rows, Rows]:
     """(O, m, l), O in `dtype`; until it is done it is in float32 at least."""
     m, l, O = nothing_seen(q)  # line 2
     with on_chip():
@@ -45,16 +36,8 @@ def forward(
 
 
 def backward(
-    dO: Float[Tensor, "B H T D"],
-    d_lse: Rows | None,
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    O: Float[Tensor, "B H T D"],
-    m: Rows,
-    l: Rows,
-    tiles: Tiles,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
+    dO: Queries, d_lse: Rows | None, q: Queries, k: Keys, v: Keys, O: Queries, m: Rows, l: Rows, tiles: Tiles
+) -> Gradients:
     """(dQ, dK, dV)."""
     dQ = zeros(q)
     dK, dV = k.new_empty(k.shape), v.new_empty(v.shape)

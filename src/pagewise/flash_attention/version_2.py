@@ -6,23 +6,14 @@ tile. Line numbers are the paper's.
 """
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from pagewise.flash_attention.tiles import Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
+from pagewise.flash_attention.inputs import Gradients, Keys, Queries
+from pagewise.flash_attention.tiles import Rows, Tiles, grouped_sum, load, nothing_seen, positive, store, zeros
 from pagewise.naive_attention import finite, grouped_matmul
 from pagewise.tools.work import on_chip
 
-Rows = Float[Tensor, "B H T 1"]  # one number per query
 
-
-def forward(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    tiles: Tiles,
-    dtype: torch.dtype,
-) -> tuple[Float[Tensor, "B H T D"], Rows]:
+def forward(q: Queries, k: Keys, v: Keys, tiles: Tiles, dtype: torch.dtype) -> tuple[Queries, Rows]:
     """(O, L), O in `dtype`, and L the log-sum-exp of each row of scores."""
     O, L = q.new_empty(q.shape, dtype=dtype), rows_like(q)
     with on_chip():
@@ -45,20 +36,15 @@ def forward(
 
 
 def backward(
-    dO: Float[Tensor, "B H T D"],
-    d_lse: Rows | None,
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    O: Float[Tensor, "B H T D"],
-    L: Rows,
-    tiles: Tiles,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S D"]]:
+    dO: Queries, d_lse: Rows | None, q: Queries, k: Keys, v: Keys, O: Queries, L: Rows, tiles: Tiles
+) -> Gradients:
     """(dQ, dK, dV)."""
-    D = row_products(dO, d_lse, O, tiles)  # line 4
-    dQ = zeros(q)
+    D, dQ = rows_like(q), zeros(q)
     dK, dV = k.new_empty(k.shape), v.new_empty(v.shape)
     with on_chip():
+        for i in tiles.rows():  # line 4: D = rowsum(dO ∘ O). The gradient of lse adds to dS as −D does
+            D_i = (load(dO, i) * load(O, i)).sum(dim=-1, keepdim=True)
+            store(D, i, D_i if d_lse is None else D_i - load(d_lse, i))
         for j in tiles.columns():  # line 5
             K_j, V_j = load(k, j), load(v, j)  # line 6
             dK_j, dV_j = torch.zeros_like(K_j), torch.zeros_like(V_j)  # line 7
@@ -78,16 +64,6 @@ def backward(
     return dQ.to(q.dtype), dK, dV
 
 
-def row_products(dO: Float[Tensor, "B H T D"], d_lse: Rows | None, O: Float[Tensor, "B H T D"], tiles: Tiles) -> Rows:
-    """D = rowsum(dO ∘ O), less the gradient of lse where there is one: P ∘ (dP − D) is the gradient of the scores."""
-    D = rows_like(O)
-    with on_chip():
-        for i in tiles.rows():
-            D_i = (load(dO, i) * load(O, i)).sum(dim=-1, keepdim=True)
-            store(D, i, D_i if d_lse is None else D_i - load(d_lse, i))
-    return D
-
-
-def rows_like(q: Float[Tensor, "B H T D"]) -> Rows:
+def rows_like(q: Queries) -> Rows:
     """An empty number per query in main memory, in float32 (float64 for float64)."""
     return q.new_empty(*q.shape[:-1], 1, dtype=torch.promote_types(q.dtype, torch.float32))

@@ -128,7 +128,7 @@ class _Counter(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name == "aten::matmul":  # inside a custom op it comes whole: count what it is made of
+        if func._schema.name in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
