@@ -440,9 +440,16 @@ def test_rows_that_a_kernel_can_pick_are_picked_beside_all_others():
     torch.manual_seed(0)
     logits, greedy = (3 * torch.randn(11, 48)).bfloat16(), {"temperature": 0}
     logits[10, 7], logits[4] = torch.nan, logits[5].max()
-    changes = [{"logit_bias": {5: 90}}, {"presence_penalty": 2.0}, {"min_tokens": 90, "max_tokens": 99}, {"logprobs": 3}]
+    changes = [
+        {"logit_bias": {5: 90}},
+        {"presence_penalty": 2.0},
+        {"min_tokens": 90, "max_tokens": 99},
+        {"logprobs": 3},
+    ]
     settings = [greedy, {"temperature": 1.3}, *(greedy | change for change in changes), greedy, {"top_k": 3}, greedy]
-    rows = [row((3 * i) % 10, seed=i, **params) for i, params in enumerate(settings)]
+    logits[:10, 8] = logits[:10].amax(dim=1) + 1  # the likeliest token, which the sequence has, ends a text
+    ends = frozenset({8})
+    rows = [row_of(3 * i % 10, SamplingParams(**x), TOKENS, NUM_NEW, i, ends=ends) for i, x in enumerate(settings)]
     rows.append(row(10, **greedy))
     together = sample(logits, rows)
     assert together[-1] is None
