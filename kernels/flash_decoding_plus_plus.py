@@ -196,7 +196,7 @@ def add_splits_kernel(
     phi,
     low,
     high,
-    smallest,  # that a sum of weights below 1 times values may be: `unified_max.Band`
+    smallest,  # that a sum of weights below 1 times values may be: `unified_max.limits`
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     LOADS: tl.constexpr,  # splits that are read at once

@@ -393,6 +393,27 @@ def test_programs_that_share_all_work_have_no_bounds_for_one_sequence():
         Splits("share", 3).bounds(0, 100)
 
 
+@pytest.mark.parametrize(
+    ("way", "count", "bounds"),
+    [
+        ("num", 3, [(2, 4), (4, 7), (7, 10)]),
+        ("num", 100, [(i, i + 1) for i in range(2, 10)]),
+        ("size", 3, [(2, 5), (5, 8), (8, 10)]),
+        ("size", 100, [(2, 10)]),
+    ],
+)
+def test_splits_cut_the_keys_of_a_sequence(way, count, bounds):
+    assert Splits(way, count).bounds(2, 10) == bounds
+    assert Splits(way, count).bounds(5, 5) == [(5, 5)]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_splits": 2}, {"seq_lens": torch.zeros(0, dtype=torch.int32)}], ids=str)
+def test_a_batch_without_sequences_has_empty_results(options):
+    q, k = torch.zeros(0, 4, 1, 16), torch.zeros(0, 2, 9, 16)
+    out, lse = flash_decoding(q, k, k, **options, return_lse=True, backend="torch")
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
+
+
 def test_gradients_come_from_torch(device):
     qkv = [x.detach().requires_grad_() for x in random_qkv(1, (4, 2), 2, 30, 16, torch.float64, device)]
     slopes = torch.rand(4, device=device).requires_grad_()

@@ -16,7 +16,6 @@ from paged_cases import ARGUMENTS, changed, dense, in_other_blocks, paged_inputs
 import cudascope
 from conftest import assert_results
 from cudascope import CudaKernel
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention import (
     choose_version,
     paged_attention_grouped,
@@ -25,7 +24,6 @@ from pagewise.paged_attention import (
 )
 from pagewise.paged_attention import in_cuda as paged_cuda
 from pagewise.paged_attention.in_cuda import attention_kernel, merge_kernel
-from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_attention.vllm import query_heads_per_thread_block
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools.work import count_work
@@ -334,9 +332,7 @@ def test_blocks_of_64_tokens_give_each_thread_group_two(kernel_device):
     """Loop 2 of the K walk: more tokens in a block than thread groups in a warp."""
     inputs = paged_inputs([1, 63, 64, 200], 2, 1, 64, block_size=64, dtype=torch.float16, device=kernel_device)
     q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
-    out, lse = paged_cuda.attend(
-        PagedInputs(q, k_cache, v_cache, tables, lens), ScoreOptions(scale=64**-0.5), max_seq_len=200
-    )
+    out, lse = paged_cuda.attend(q, k_cache, v_cache, tables, lens, 1.0, 64**-0.5, None, 200, None, 1)
     assert_matches(out, lse, inputs, {})
 
 

@@ -260,6 +260,7 @@ BAD = {  # changes of arguments, as `changed` takes them
     "lens negative": ({"seq_lens": put(0, -1)}, ValueError, r"seq_lens must be from 0 .* got -1"),
     "lens beyond tables": ({"seq_lens": put(1, 65)}, ValueError, r"4 · 16 = 64.* got 65"),
     "block too large": ({"block_tables": put((1, 1), 6)}, ValueError, r"from 0 to 5 .* got 6 at \[1, 1\]"),
+    "block of an early key": ({"block_tables": put((1, 0), 6)}, ValueError, r"got 6 at \[1, 0\]; sequence 1 has 17"),
     "block negative": ({"block_tables": put((0, 0), -1)}, ValueError, r"got -1 at \[0, 0\]; sequence 0 has 5"),
     "window": ({"window": 0}, ValueError, "window"),
     "scale": ({"scale": float("nan")}, ValueError, "scale"),

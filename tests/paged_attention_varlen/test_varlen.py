@@ -9,6 +9,7 @@ from conftest import DEVICES, assert_results, executed
 from pagewise import paged_attention_varlen as varlen
 from pagewise.flash_decoding import Splits
 from pagewise.paged_attention import in_cuda, paged_attention_varlen
+from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_attention_varlen import in_torch as varlen_in_torch
 from pagewise.paged_blocks.cache import to_vllm_layout
 
@@ -138,7 +139,7 @@ def test_all_sequences_are_cut_as_asked_for(option, splits, monkeypatch):
     monkeypatch.setattr(varlen_in_torch, "attend_in_splits", lambda *args: (seen.append(args[-1]), usual(*args))[1])
     inputs = packed_inputs([70, 75, 67], [1, 3, 40], 4, 2, 32, dtype=torch.float32, device="cpu")
     assert_packed_matches_dense(lambda *a, **o: in_torch(*a, **o, **{option: splits.count}), inputs)
-    assert [cut.__self__ for cut in seen] == [splits] * 3
+    assert seen == [splits] * 3
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -374,6 +375,7 @@ def test_more_queries_than_a_grid_has_places_take_several_launches(kernel_device
     inputs = packed_inputs([20, 35, 9], [5, 1, 4], 4, 2, 32, dtype=torch.float16, device=kernel_device)
     q, k_cache, v_cache, *rest = inputs
     caches = to_vllm_layout(k_cache.nan_to_num(), v_cache.nan_to_num())
-    out = varlen.plan(*rest, block_size=k_cache.shape[1], backend="cuda").attend(q, *caches)
-    expected = paged_attention_varlen(q, k_cache, v_cache, *rest, backend="torch")
+    of_step = {"options": DECODING._replace(scale=0.3), "v_scale": 1.5}
+    out = varlen.plan(*rest, block_size=k_cache.shape[1], backend="cuda", **of_step).attend(q, *caches)
+    expected = paged_attention_varlen(q, k_cache, v_cache, *rest, scale=0.3, v_scale=1.5, backend="torch")
     torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)

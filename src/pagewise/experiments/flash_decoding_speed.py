@@ -24,10 +24,9 @@ from pagewise.experiments.decode_inputs import DenseInputs, Inputs, Shape, batch
 from pagewise.experiments.peers import PrepareDecode, PreparePagedDecode, peers_of_decode, peers_of_paged_decode
 from pagewise.experiments.speed import AGAIN
 from pagewise.flash_decoding import flash_decoding
-from pagewise.flash_decoding.work_plan import checked_splits
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import grouped_matmul
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.inputs import PagedInputs, checked_splits
 from pagewise.paged_attention_varlen import plan
 from pagewise.tools.architecture import architecture
 from pagewise.tools.benchmark import Candidate

@@ -15,7 +15,7 @@ import cudascope
 from cudascope import CudaKernel
 from cudascope.watch.report import Launch
 from pagewise.paged_attention.in_cuda import SOURCE, attention_kernel, launch_v1
-from pagewise.paged_attention.inputs import DECODING, PagedInputs
+from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_blocks import to_vllm_layout
 
 HEAD_SIZE, BLOCK_SIZE, LENGTH = 32, 16, 90
@@ -57,7 +57,7 @@ def _inputs(query: str) -> PagedInputs:
 
 def answer(barrier: str | None, query: str) -> Tensor:
     """Return the output [1, 1, 32] of one launch. `query` is a letter."""
-    return launch_v1(kernel_without(barrier), _inputs(query), DECODING, LENGTH)[0]
+    return launch_v1(kernel_without(barrier), _inputs(query), HEAD_SIZE**-0.5, None, LENGTH)[0]
 
 
 def answers(barrier: str | None, queries: str) -> list[Answer]:

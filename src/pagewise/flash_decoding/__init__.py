@@ -15,11 +15,12 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding.work_plan import Piece, Splits, checked_splits, equal_ranges
+from pagewise.flash_decoding.work_plan import Piece, equal_ranges
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
 from pagewise.paged_attention.in_triton import FILLING, INT32_MAX, SHARING, refuses_tensors
 from pagewise.paged_attention.in_triton import attend as attend_in_triton
+from pagewise.paged_attention.inputs import ONE_SPLIT, Keys, OutAndLse, Queries, Splits, checked_splits
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.remembered import remembers
@@ -55,17 +56,13 @@ def flash_decoding(
             tiles).
         split_size: cut them into splits of that many keys (in Triton: of whole tiles). With num_splits or split_size,
             the bits of a row do not depend on the batch around it. Default: one split in torch and on the CPU. On a
-            GPU the default fills the GPU: `num_splits_heuristic` splits of each sequence, or, with seq_lens, two
-            programs per SM, which share the keys of the whole batch in equal ranges. Equal inputs always give equal
-            bits.
+            GPU `num_splits_heuristic` splits of each sequence, or, with seq_lens, two programs per SM, which share the
+            keys of the whole batch in equal ranges. Equal inputs always give equal bits.
         causal, scale, window, softcap, alibi_slopes: as in `attention`.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
-        check: look at seq_lens before launching. By default this is done on the CPU, where it is free, and never under
-            torch.compile. On a GPU, True makes the host wait once. Unchecked, a length that is not from 0 to S gives
-            NaN. The torch backend always checks.
-        backend: "triton" takes float32, float16 and bfloat16, D up to 256, and tensors contiguous in D. It has no
-            backward. "torch" takes anything. "auto" is triton on a GPU where triton can and no gradient is needed,
-            else torch. On sm_75 (T4) "auto" is torch.
+        check: look at seq_lens before launching, as in `paged_attention`. Unchecked, a length that is not from 0 to S
+            gives NaN.
+        backend: as in `paged_attention`.
 
     Returns:
         out, in the dtype of q; with `return_lse` the pair (out, lse). A query that sees no key gets 0 and −inf.
@@ -73,16 +70,15 @@ def flash_decoding(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    numbers, splits, refusal = _checked(q, k, v, seq_lens, num_splits, split_size, causal, scale, window, softcap)
-    options = ScoreOptions(*numbers, alibi_slopes)
+    options, splits, refusal = checked(q, k, v, seq_lens, causal, scale, num_splits, window, softcap, split_size)
     if alibi_slopes is not None:
-        options.checked(q, k.shape[2])
+        options = options._replace(alibi_slopes=alibi_slopes).checked(q, k.shape[2])
     derivative = derivative_of(q, k, v, alibi_slopes)
     if choose_backend(backend, q.device, refusal, derivative=derivative) == "torch":
-        if splits is None and seq_lens is None:
-            out, lse = attend_in_splits(q, k, v, options, Splits("num", 1).bounds)
+        if (splits is None and seq_lens is None) or not len(q):
+            out, lse = attend_in_splits(q, k, v, options, splits or ONE_SPLIT)
         else:
-            out, lse = _sequence_by_sequence(q, k, v, seq_lens, options, splits or Splits("num", 1))
+            out, lse = _sequence_by_sequence(q, k, v, seq_lens, options, splits or ONE_SPLIT)
         out = out.to(q.dtype)
     else:
         if seq_lens is not None and looks(check, seq_lens):
@@ -93,38 +89,32 @@ def flash_decoding(
 
 
 @remembers
-def _checked(
+def checked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     seq_lens: Tensor | None,
-    num_splits: int | None,
-    split_size: int | None,
     causal: bool,
     scale: float | None,
-    window: int | None,
-    softcap: float,
-) -> tuple[tuple, Splits | None, str | None]:
-    """Return scale, causal, window and softcap, the splits, and why Triton cannot take these tensors."""
+    num_splits: int | None,
+    window: int | None = None,
+    softcap: float = 0.0,
+    split_size: int | None = None,
+) -> tuple[ScoreOptions, Splits | None, str | None]:
+    """Check what has one answer for all tensors of these shapes, for lesson 8 too.
+
+    Returns:
+        the options, the splits, and why the Triton kernels cannot take the tensors, or None.
+    """
     check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap).checked(q, k.shape[2])
-    check_seq_lens(q, seq_lens)
-    return options[:4], checked_splits(num_splits, split_size), refuses(q, k, v)
-
-
-def refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Return why the Triton kernels cannot take dense q, k and v, or None."""
-    if k.shape[2] > INT32_MAX:
-        return f"takes up to {INT32_MAX} keys, got {k.shape[2]}"
-    return refuses_tensors(q=q, k=k, v=v)
-
-
-def check_seq_lens(q: Tensor, seq_lens: Tensor | None) -> None:
-    """Check that seq_lens, if given, is a tensor [B] int32 on the device of q. Its values are not looked at."""
+    S = k.shape[2]
+    options = ScoreOptions(scale, causal, window, softcap).checked(q, S)
     if seq_lens is not None:
         check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
         check_shape("seq_lens", seq_lens, (q.shape[0],), "B")
         check_same("device", q=q, seq_lens=seq_lens)
+    refusal = f"takes up to {INT32_MAX} keys, got {S}" if S > INT32_MAX else refuses_tensors(q=q, k=k, v=v)
+    return options, checked_splits(num_splits, split_size), refusal
 
 
 def check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
@@ -136,32 +126,16 @@ def check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:
 
 @outside_graphs('flash_decoding(backend="torch") with seq_lens, num_splits or split_size', remedy='backend="triton"')
 def _sequence_by_sequence(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    seq_lens: Int32[Tensor, " B"] | None,
-    options: ScoreOptions,
-    splits: Splits,
-) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
+    q: Queries, k: Keys, v: Keys, seq_lens: Int32[Tensor, " B"] | None, options: ScoreOptions, splits: Splits
+) -> OutAndLse:
     """Attend in turn where lengths differ or bits must not depend on the batch. Return (out not yet rounded, lse)."""
-    sequences = each_sequence('flash_decoding(backend="torch")', q, k, v, seq_lens)
-    if not sequences:
-        return attend_in_splits(q, k, v, options, splits.bounds)
-    return attend_in_turn(sequences, options, splits.bounds)
+    return attend_in_turn(each_sequence('flash_decoding(backend="torch")', q, k, v, seq_lens), options, splits)
 
 
 def each_sequence(
-    function: str,
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    seq_lens: Int32[Tensor, " B"] | None,
+    function: str, q: Queries, k: Keys, v: Keys, seq_lens: Int32[Tensor, " B"] | None
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return q [1,H,T,D], k and v [1,Hkv,n,D] of each sequence, for a `function` that reads the lengths n.
-
-    Raises:
-        ValueError: a length is not from 0 to S, or the lengths cannot be read.
-    """
+    """Return q [1,H,T,D], k and v [1,Hkv,n,D] of each sequence, for a `function` that reads the lengths n."""
     lens = [k.shape[2]] * len(q)
     if seq_lens is not None:
         check_values(function, remedy='backend="triton"', seq_lens=seq_lens)

@@ -16,43 +16,10 @@ Dao et al. 2023 (Flash-Decoding); equal ranges: Osama et al. 2023 (Stream-K).
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Int32
 from torch import Tensor
-
-from pagewise.paged_attention.in_torch import equal_splits
-from pagewise.tools.checks import check_count
-
-
-class Splits(NamedTuple):
-    """One of the three ways and its count: splits per item, keys per split, or programs that share all work."""
-
-    way: Literal["num", "size", "share"]
-    count: int
-
-    def bounds(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the splits [start, end) of one sequence's keys first … end − 1, at least one. Not for "share"."""
-        if self.way == "share":
-            raise ValueError("the splits of programs that share all work depend on all sequences, not on one")
-        if self.way == "num":
-            return equal_splits(self.count)(first, end)
-        return list(pairwise([*(range(first, end, self.count) or [first]), end]))
-
-
-def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | None:
-    """Return the splits that a caller asks for, or None for a choice that fills the GPU.
-
-    Raises:
-        ValueError, TypeError: an argument is not a positive int, or both are given.
-    """
-    if num_splits is not None and split_size is not None:
-        raise ValueError(f"num_splits = {num_splits} and split_size = {split_size} exclude each other: give one")
-    for name, count, way in (("num_splits", num_splits, "num"), ("split_size", split_size, "size")):
-        if count is not None:
-            check_count(name, count)
-            return Splits(way, int(count))
-    return None
 
 
 class Piece(NamedTuple):

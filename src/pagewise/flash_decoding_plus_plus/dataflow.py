@@ -6,8 +6,7 @@ A decode step multiplies M rows, one per sequence, with weights [N, K]. There ar
     M1 ≤ M < M2    flat_gemm   on tensor cores. The rows are padded to a multiple of 8.
     M2 ≤ M         matmul      of torch.
 
-The inflection points M1 and M2 depend on [N, K] and on the device.
-Hong et al. 2023, "FlashDecoding++", section 5.
+The inflection points M1 and M2 depend on [N, K] and on the device. FlashDecoding++, Hong et al. 2023, section 5.
 """
 
 import contextlib
@@ -73,8 +72,7 @@ def product_times(N: int, K: int, *, device: torch.device, dtype: torch.dtype) -
     """Return the seconds of each product with weights [N, K] for `NUM_ROWS`, measured in turns.
 
     On a GPU, the L2 cache is cold. On a CPU, gemv and flat_gemm are simulated and about a thousand times as slow as
-    torch. A product that takes more than `HOPELESS` times as long as the fastest is not timed for more rows. In
-    float32, flat_gemm is not timed, because it is gemv.
+    torch. In float32, flat_gemm is not timed, because it is gemv.
     """
     w = torch.randn(N, K, device=device).to(dtype)
     times = {name: {} for name in PRODUCTS}
@@ -95,18 +93,13 @@ def product_times(N: int, K: int, *, device: torch.device, dtype: torch.dtype) -
 class Dataflow:
     """The inflection points of weights [N, K] of one dtype on one device. `linear` chooses the product by them.
 
-    Attributes:
-        device: the label of the device that was profiled (see `device_label`).
-        dtype: the dtype of x and w.
-        table: {(N, K): (M1, M2)}.
-
     Raises:
         ValueError, TypeError: this machine does not have the device, or a size or point is out of range or no int.
     """
 
-    device: str
-    dtype: torch.dtype
-    table: dict[Shape, tuple[int, int]]
+    device: str  # the `device_label` of the device that was profiled
+    dtype: torch.dtype  # of x and w
+    table: dict[Shape, tuple[int, int]]  # (M1, M2) by (N, K)
     _devices: frozenset[torch.device] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -129,8 +122,6 @@ class Dataflow:
         Args:
             shapes: (N, K) of the linear layers of a model.
             dtype: the default is float32 on a CPU and float16 on a GPU.
-
-        On a CPU, gemv and flat_gemm are simulated, so matmul is nearly always the fastest.
         """
         device = torch.device(device)
         if device == torch.device("cuda") and torch.cuda.is_available():
@@ -158,10 +149,8 @@ class Dataflow:
 
         torch's matmul takes every shape and dtype that was not profiled, tensors that need a derivative, an x without
         rows, and weights whose rows are not contiguous. Under autocast it takes all, so that the dtype of the result
-        does not depend on the number of rows. Tensors that do not fit together raise torch's own error.
-
-        Raises:
-            ValueError: x is on another device than the table.
+        does not depend on the number of rows. Tensors that do not fit together raise torch's own error, and an x on
+        another device than the table's a ValueError.
         """
         if x.device not in self._devices:
             raise ValueError(f"the table was profiled on {self.device}, x is on {device_label(x.device)}")
@@ -190,11 +179,7 @@ class Dataflow:
 
     @classmethod
     def load(cls, path: Path | str) -> "Dataflow":
-        """Read the table that `save` wrote.
-
-        Raises:
-            ValueError: the file is not a saved Dataflow, or this machine does not have the device that was profiled.
-        """
+        """Read the table that `save` wrote. Raises ValueError if it is none, or was profiled on another device."""
         dtypes = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -7,7 +7,6 @@ Each weight is used only M times. Reading w therefore sets the time, if enough r
     gemv       on CUDA cores: M ≤ 2, float32, and GPUs before sm_80
     flat_gemm  on tensor cores: pads M to a multiple of 8, and reads the weights through a ring of asynchronous copies
 
-The kernels are in kernels/flat_gemm.cu. The custom op never waits for the GPU, and it works under torch.compile.
 FlashDecoding++, Hong et al. 2023, section 4. The double buffer of that paper is a ring of two stages.
 """
 
@@ -22,7 +21,7 @@ import pagewise.kernels
 from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from cudascope.gpus import H200
-from pagewise.paged_attention.in_cuda import shared_bytes_limit
+from pagewise.paged_attention.in_cuda import C_TYPES, shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.ops import custom_op
@@ -43,19 +42,16 @@ TILE_K = 64  # columns of w in one stage of a warp's ring
 IN_FLIGHT_BYTES = 32 * 1024  # bytes of w that an SM of an H200 must have in flight to use its share of the bandwidth
 RESERVED_BYTES = 1024  # shared memory that an SM reserves for each thread block
 
-_C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-
 
 def gemv(x: Float[Tensor, "K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "N"]:
     """Compute w @ x on CUDA cores, the linear layer without bias of one token.
 
-    Tensors are float32, float16 or bfloat16, and N and K may have any size. The sum is in float32. The rows of `w` may
-    have any stride, but its columns must be contiguous. The kernel is fastest where K, the stride of rows and the
-    address are multiples of 16 bytes. It has no gradient. With tensors on the CPU, the kernel runs in the CPU runner.
+    Tensors are float32, float16 or bfloat16, and the sum is in float32. The rows of `w` may have any stride, but its
+    columns must be contiguous. The kernel is fastest where K, the stride of rows and the address are multiples of 16
+    bytes. It has no gradient. With tensors on the CPU, the kernel runs in the CPU runner.
 
     Raises:
-        TypeError, ValueError: a shape or dtype does not fit, dtypes or devices differ, or the columns of `w` are not
-            contiguous.
+        TypeError, ValueError: shapes, dtypes, devices or strides do not fit.
     """
     check_tensor("x", x, "K", dtypes=FLOATS)
     _check_weights("gemv", x, w)
@@ -80,14 +76,12 @@ def flat_gemm(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor,
 
 
 def _check_weights(function: str, x: Tensor, w: Tensor) -> None:
-    """Raise unless w is [N, K] for x [..., K], in the dtype and on the device of x, with contiguous rows."""
     check_derivative(function, x, w, remedy="torch.nn.functional.linear")
     check_tensor("w", w, "N K", dtypes=FLOATS)
     check_same("dtype", x=x, w=w)
     check_same("device", x=x, w=w)
-    N, K = w.shape[0], x.shape[-1]
-    check_shape("w", w, (N, K), "N K")
-    if K > 1 and w.stride(1) != 1:
+    check_shape("w", w, (len(w), x.shape[-1]), "N K")
+    if w.shape[1] > 1 and w.stride(1) != 1:
         raise ValueError(
             f"w must have contiguous rows, got strides {w.stride()}: keep w.contiguous(), because a copy for each "
             f"product would cost more than the product"
@@ -99,8 +93,7 @@ def _check_weights(function: str, x: Tensor, w: Tensor) -> None:
 
 def on_cuda_cores(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
     """Return x @ wᵀ for any M, computed by `gemv_kernel`, up to 8 rows at a time."""
-    (M, K), N = x.shape, len(w)
-    out = _output(x, w)
+    (M, K), N, out = x.shape, len(w), _output(x, w)
     if out.numel():
         x, vec = _in_vecs(x, w)
         kernel = gemv_kernel(x.dtype, rows_at_once(M), vec)
@@ -113,11 +106,7 @@ def on_tensor_cores(
 ) -> Float[Tensor, "M N"]:
     """Return x @ wᵀ for M ≤ 64 rows of float16 or bfloat16, computed by `flat_gemm_kernel`.
 
-    Args:
-        num_stages: the length of each warp's ring. The default is `stages_for`.
-
-    Raises:
-        ValueError: the GPU does not have the instructions of this kernel.
+    num_stages: the length of each warp's ring. The default is `stages_for`.
     """
     if not tensor_cores_take(x):
         raise ValueError(
@@ -142,13 +131,13 @@ def on_tensor_cores(
 @functools.cache
 def gemv_kernel(dtype: torch.dtype, rows: int, vec: int) -> CudaKernel:
     """Return the kernel on CUDA cores that multiplies `rows` rows of x at once and reads `vec` elements at once."""
-    return CudaKernel(SOURCE, f"gemv_kernel<{_C_TYPES[dtype]}, {rows}, {vec}>")
+    return CudaKernel(SOURCE, f"gemv_kernel<{C_TYPES[dtype]}, {rows}, {vec}>")
 
 
 @functools.cache
 def flat_gemm_kernel(dtype: torch.dtype, m_tiles: int, num_stages: int, vec: int) -> CudaKernel:
     """Return the kernel on tensor cores that takes 8 · `m_tiles` rows of x and copies `vec` elements at once."""
-    return CudaKernel(SOURCE, f"flat_gemm_kernel<{_C_TYPES[dtype]}, {m_tiles}, {num_stages}, {vec}>")
+    return CudaKernel(SOURCE, f"flat_gemm_kernel<{C_TYPES[dtype]}, {m_tiles}, {num_stages}, {vec}>")
 
 
 def rows_at_once(M: int) -> int:
@@ -167,10 +156,7 @@ def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTE
     A warp multiplies one of S stages, and another may have just arrived, so at least S − 2 are in flight. A stage of a
     thread block holds 16 KiB of weights, and ⌈N / 32 / SMs⌉ thread blocks share an SM. An H200 moves 4.8 TB/s, which is
     36 bytes per SM and nanosecond. A read takes 0.7 to 0.9 µs, so 25 to 32 KiB must be in flight. The ring is shorter,
-    but never below two stages, where these thread blocks would not fit on the SM together.
-
-    Args:
-        shared_limit: bytes of shared memory that a thread block may have.
+    but never below two stages, where these thread blocks would not fit into `shared_limit` bytes of the SM together.
     """
     thread_blocks = cdiv(cdiv(N, B_N), num_sms)  # of an SM
     weight_bytes = NUM_WARPS * B_N * TILE_K * 2  # of a stage
@@ -211,23 +197,17 @@ def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
 
 @counts_as("pagewise::flat_gemm")
 def _work(x, w, tensor_cores) -> tuple[int, int, int, int]:
-    return (_work_on_tensor_cores if tensor_cores and tensor_cores_take(x) else _work_on_cuda_cores)(x, w)
-
-
-def _work_on_cuda_cores(x, w) -> tuple[int, int, int, int]:
-    """The work of padded M and N. Each thread block reads all of x, and reads its columns of w once per pass over M."""
-    (M, K), N, at_once = x.shape, len(w), rows_at_once(len(x))
-    thread_blocks, times = cdiv(N, COLUMNS), cdiv(M, at_once)
-    sums = thread_blocks * COLUMNS * times * at_once
-    read = thread_blocks * times * (COLUMNS + at_once) * K
-    per_sum = 5 * NUM_THREADS + NUM_WARPS  # additions of lanes and of warps
-    return 2 * sums * K, sums * per_sum, read * x.element_size(), M * N * x.element_size()
-
-
-def _work_on_tensor_cores(x, w) -> tuple[int, int, int, int]:
-    """The products of whole tiles. Each thread block reads all of x. Missing rows and columns are not read."""
-    (M, K), N = x.shape, len(w)
-    thread_blocks = cdiv(N, B_N)
-    rows, columns, depth = cdiv(M, TILE_M) * TILE_M, thread_blocks * B_N, cdiv(K, TILE_K) * TILE_K
-    read = (N + thread_blocks * M) * K
-    return 2 * rows * columns * depth, NUM_WARPS * M * columns, read * x.element_size(), M * N * x.element_size()
+    """The work of padded M and N. Each thread block reads all of x, and its columns of w once per pass over M."""
+    (M, K), N, itemsize = x.shape, len(w), x.element_size()
+    if tensor_cores and tensor_cores_take(x):
+        thread_blocks = cdiv(N, B_N)
+        columns, depth = thread_blocks * B_N, cdiv(K, TILE_K) * TILE_K
+        products, additions = cdiv(M, TILE_M) * TILE_M * columns * depth, NUM_WARPS * M * columns
+        read = (N + thread_blocks * M) * K  # missing rows and columns are not read
+    else:
+        at_once = rows_at_once(M)
+        thread_blocks, times = cdiv(N, COLUMNS), cdiv(M, at_once)
+        sums = thread_blocks * COLUMNS * times * at_once
+        products, additions = sums * K, sums * (5 * NUM_THREADS + NUM_WARPS)  # of lanes and of warps
+        read = thread_blocks * times * (COLUMNS + at_once) * K
+    return 2 * products, additions, read * itemsize, M * N * itemsize

@@ -16,16 +16,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.flash_decoding import refuses
+from pagewise.flash_decoding import checked
 from pagewise.flash_decoding_plus_plus import in_triton
-from pagewise.flash_decoding_plus_plus.band import HIGH
-from pagewise.flash_decoding_plus_plus.unified_max import checked_options
+from pagewise.flash_decoding_plus_plus.unified_max import HIGH
 from pagewise.naive_attention import finite, grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_torch import equal_splits, partials_of_splits
+from pagewise.paged_attention.in_torch import partials_of_splits
+from pagewise.paged_attention.inputs import ONE_SPLIT, Keys, Queries, Splits
 from pagewise.tools.checks import check_number
 from pagewise.tools.device import choose_backend
+from pagewise.tools.ops import custom_op
 from pagewise.tools.transforms import derivative_of, outside_graphs
 
 TILE = 64  # keys that torch folds at once
@@ -58,26 +59,24 @@ def lazy_rescale_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it.
     """
-    options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
+    options, splits, refusal = checked(q, k, v, None, causal, scale, num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
-    if choose_backend(backend, q.device, refuses(q, k, v), derivative=derivative_of(q, k, v)) == "torch":
-        return _in_torch(q, k, v, options, num_splits, threshold)
-    scale = options.scale_for(q.shape[-1])
-    return in_triton.lazy_rescale(q, k, v, float(threshold), scale, options.causal, num_splits)
+    if choose_backend(backend, q.device, refusal, derivative=derivative_of(q, k, v)) == "torch":
+        return _in_torch(q, k, v, options, splits or ONE_SPLIT, threshold)
+    numbers = (options.scale_for(q.shape[-1]), options.causal, splits.count if splits else None)
+    return _in_triton(q, k, v, float(threshold), *numbers)
 
 
 @outside_graphs('lazy_rescale_attention(backend="torch")', remedy='backend="triton"')
-def _in_torch(
-    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, num_splits: int | None, threshold: float
-) -> Float[Tensor, "B H T D"]:
+def _in_torch(q: Queries, k: Keys, v: Keys, options: ScoreOptions, splits: Splits, threshold: float) -> Queries:
     def partial_of(scores: Tensor, values: Tensor) -> Partial:
         seen = Partial.empty(*q.shape[:3], head_size=q.shape[-1], dtype=scores.dtype, device=q.device)
         for tile in (slice(start, start + TILE) for start in range(0, scores.shape[-1], TILE)):
             seen = fold_lazily(seen, scores[..., tile], values[:, :, tile].to(scores.dtype), threshold=threshold)
         return seen
 
-    splits = partials_of_splits(q, k, v, options, equal_splits(num_splits or 1), partial_of)
-    return functools.reduce(Partial.merge, splits).output().to(q.dtype)
+    partials = partials_of_splits(q, k, v, options, splits, partial_of)
+    return functools.reduce(Partial.merge, partials).output().to(q.dtype)
 
 
 def fold_lazily(
@@ -92,3 +91,13 @@ def fold_lazily(
     l = rescale * seen.l + weights.sum(dim=-1)  # l' = exp(m − m') · l + Σ p
     acc = rescale[..., None] * seen.acc + grouped_matmul(weights, values)  # acc' = exp(m − m') · acc + P V
     return Partial(m, l, acc)
+
+
+@custom_op("lazy_rescale_attention", fake=lambda q, *_: q.new_empty(q.shape))
+def _in_triton(
+    q: Tensor, k: Tensor, v: Tensor, threshold: float, scale: float, causal: bool, num_splits: int | None
+) -> Tensor:
+    if not q.numel():
+        return q.new_empty(q.shape)
+    grid, arguments = in_triton.shared_arguments(q, k, v, None, scale, causal, num_splits)
+    return in_triton.rescale_lazily(grid, None, threshold * math.log(2), arguments)

@@ -9,7 +9,6 @@ added. Each split also keeps its largest score m, without rescaling by it. At th
 wrong, and `flash_decoding` computes these rows again. Hong et al. 2023, section 3.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -18,16 +17,35 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from pagewise.flash_decoding import check_lengths, check_seq_lens, each_sequence, flash_decoding, refuses
+from pagewise.flash_decoding import check_lengths, checked, each_sequence
 from pagewise.flash_decoding_plus_plus import in_triton
-from pagewise.flash_decoding_plus_plus.band import HIGH, LOW, Band
 from pagewise.naive_attention import grouped_matmul, row_max
 from pagewise.online_softmax import Partial
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_torch import equal_splits, partials_of_splits
-from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_count, check_number, check_qkv
+from pagewise.paged_attention.in_torch import attend_in_splits, partials_of_splits
+from pagewise.paged_attention.inputs import ONE_SPLIT, Keys, Queries, Splits
+from pagewise.tools.checks import FLOAT32_MAX, FLOATS, check_number
 from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.launch import launch
+from pagewise.tools.ops import custom_op
 from pagewise.tools.transforms import check_derivative, has_values, outside_graphs
+
+KEYS, LARGEST_VALUE = 2**20, torch.finfo(torch.float16).max  # the band allows this many keys, and values this large
+
+
+def limits(low: float, num_keys: int, dtype: torch.dtype) -> tuple[float, float]:
+    """Return the lower edge of a band, at least `low`, and the smallest sum that can be trusted: tiny · num_keys / eps.
+
+    A larger sum over so many keys is exact to within eps even if every number loses all below tiny.
+    """
+    smallest = torch.finfo(dtype).tiny * max(1, num_keys) / torch.finfo(dtype).eps
+    return max(low, math.log(smallest)), smallest
+
+
+# At the lower edge, the largest weight of a row still outweighs everything that underflowed. At the upper edge, the
+# sums of weights and of float16 values do not overflow. Rounding inwards makes both edges exact in float32.
+LOW = math.ceil(limits(-math.inf, KEYS, torch.float32)[0])  # −57
+HIGH = math.floor(math.log(torch.finfo(torch.float32).max / (KEYS * LARGEST_VALUE)))  # 63
 
 
 @dataclass(frozen=True)
@@ -53,10 +71,8 @@ def calibrate(scores: Float[Tensor, "..."]) -> UnifiedMax | None:
 
     The band allows 2²⁰ keys and values as large as those of float16. φ is an integer that puts the observed range in
     the middle of the band. The range may fill three quarters of the band, which is 90. The rest is for scores that were
-    not observed. If the range is wider, the result is None: use `flash_decoding`.
-
-    All scores count, not only the largest of each row, because a row may see a single key. A range that contains
-    nearly all scores is therefore not enough.
+    not observed. If the range is wider, the result is None: use `flash_decoding`. All scores count, not only the
+    largest of each row, because a row may see a single key.
 
     Args:
         scores: as they enter the softmax, in any shape. A score of −inf is a masked key and is ignored.
@@ -93,10 +109,8 @@ def unified_max_attention(
     """Compute `flash_decoding(q, k, v, …)` with φ as the maximum where that is safe, and exactly elsewhere.
 
     The result is as accurate as that of `flash_decoding` for every φ and every band. A row is recomputed by the online
-    softmax if it sees a key and its largest score m violates low < m − φ < high. NaN violates it.
-
-    A band wider than the limits of the floats does not help. A row is also recomputed if its sums overflowed, or if
-    weights below 1 made its sums so small that numbers which underflowed could matter.
+    softmax if it sees a key and its largest score m violates low < m − φ < high, as NaN does. So is a row whose sums
+    overflowed, or became so small, by weights below 1, that numbers which underflowed could matter.
 
     Args:
         unified_max: the result of `calibrate`, or a `UnifiedMax` of your own.
@@ -113,74 +127,78 @@ def unified_max_attention(
         ValueError, TypeError: an argument does not fit, or the backend does not support it. The message names it.
         ValueError: a gradient is needed. `flash_decoding` has one.
     """
-    options, num_splits = checked_options(q, k, v, scale, causal, num_splits)
     if not isinstance(unified_max, UnifiedMax):
         raise TypeError(
             f"unified_max must be a UnifiedMax, got {type(unified_max).__name__}"
             + (": calibrate found the scores' range too wide, use flash_decoding" if unified_max is None else "")
         )
     check_derivative("unified_max_attention", q, k, v, remedy="flash_decoding")
-    check_seq_lens(q, seq_lens)
-    backend = choose_backend(backend, q.device, refuses(q, k, v))
-    if backend == "torch":
-        return _in_torch(q, k, v, seq_lens, unified_max, options, num_splits)
+    options, splits, refusal = checked(q, k, v, seq_lens, causal, scale, num_splits)
+    if choose_backend(backend, q.device, refusal) == "torch":
+        return _in_torch(q, k, v, seq_lens, unified_max, options, splits or ONE_SPLIT)
     if seq_lens is not None and looks(None, seq_lens):
         check_lengths(seq_lens, k.shape[2])
-    limits = (float(x) for x in (unified_max.phi, unified_max.low, unified_max.high))
-    return in_triton.unified_max(q, k, v, seq_lens, *limits, options.scale_for(q.shape[-1]), options.causal, num_splits)
-
-
-def checked_options(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, num_splits: int | None
-) -> tuple[ScoreOptions, int | None]:
-    """Check the options of both softmaxes of this lesson together with q, k and v. Return them and num_splits."""
-    check_qkv(q, k, v)
-    if num_splits is not None:
-        check_count("num_splits", num_splits)
-    return ScoreOptions(scale, causal).checked(q, k.shape[2]), None if num_splits is None else int(num_splits)
+    band = (float(x) for x in (unified_max.phi, unified_max.low, unified_max.high))
+    numbers = (*band, options.scale_for(q.shape[-1]), options.causal, splits.count if splits else None)
+    return _in_triton(q, k, v, seq_lens, *numbers)
 
 
 @outside_graphs('unified_max_attention(backend="torch")', remedy='backend="triton"')
 def _in_torch(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S D"],
-    seq_lens: Int32[Tensor, " B"] | None,
-    unified_max: UnifiedMax,
-    options: ScoreOptions,
-    num_splits: int | None,
-) -> tuple[Float[Tensor, "B H T D"], Bool[Tensor, "B H T"]]:
+    q: Queries, k: Keys, v: Keys, seq_lens: Tensor | None, band: UnifiedMax, options: ScoreOptions, splits: Splits
+) -> tuple[Queries, Bool[Tensor, "B H T"]]:
     if seq_lens is not None and len(q):
         sequences = each_sequence('unified_max_attention(backend="torch")', q, k, v, seq_lens)
-        results = [_in_torch(*qkv, None, unified_max, options, num_splits) for qkv in sequences]
+        results = [_in_torch(*qkv, None, band, options, splits) for qkv in sequences]
         return tuple(map(torch.cat, zip(*results, strict=True)))
-    partial_of = functools.partial(unified_partial, phi=unified_max.phi)
-    seen = add_up(partials_of_splits(q, k, v, options, equal_splits(num_splits or 1), partial_of))
-    band = Band.of(unified_max.phi, unified_max.low, unified_max.high, k.shape[2], seen.l.dtype)
-    recomputed = left_the_band(seen, band)
+
+    def partial_of(scores: Float[Tensor, "B H T n"], values: Keys) -> Partial:
+        weights = torch.exp(scores.double() - band.phi).to(scores.dtype)  # exp(s − φ), the difference to its last digit
+        return Partial(row_max(scores), weights.sum(dim=-1), grouped_matmul(weights, values.to(scores.dtype)))
+
+    partials = partials_of_splits(q, k, v, options, splits, partial_of)
+    m, l, acc = (torch.stack(parts) for parts in zip(*partials, strict=True))
+    seen = Partial(m.amax(dim=0), l.sum(dim=0), acc.sum(dim=0))  # no split waits for the maximum of another
+    low, smallest = limits(band.low, k.shape[2], seen.l.dtype)
+    exponent, largest = seen.m - band.phi, seen.acc.abs().amax(dim=-1)
+    safe = (exponent > low) & (exponent < band.high) & torch.isfinite(seen.l) & torch.isfinite(largest)
+    safe &= (exponent >= 0) | (largest >= smallest)
+    recomputed = (seen.m != -torch.inf) & ~safe  # rows that see a key, and whose sums cannot be trusted
     out = seen.output().to(q.dtype)
     if not has_values(recomputed) or recomputed.any():
-        shape = {"scale": options.scale, "causal": options.causal, "num_splits": num_splits}
-        exact = flash_decoding(q, k, v, **shape, backend="torch")
-        out = torch.where(recomputed[..., None], exact, out)
+        exact, _ = attend_in_splits(q, k, v, options, splits)
+        out = torch.where(recomputed[..., None], exact.to(q.dtype), out)
     return out, recomputed
 
 
-def unified_partial(scores: Float[Tensor, "B H T n"], values: Float[Tensor, "B Hkv n D"], *, phi: float) -> Partial:
-    """Return the sums of a split with φ in place of its maximum. m is watched, and used for nothing."""
-    weights = torch.exp(scores.double() - phi).to(scores.dtype)  # exp(s − φ), the difference to its last digit
-    return Partial(row_max(scores), weights.sum(dim=-1), grouped_matmul(weights, values.to(scores.dtype)))
+@custom_op(
+    "unified_max_attention",
+    fake=lambda q, *_: (q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.bool)),
+)
+def _in_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_lens: Tensor | None,
+    phi: float,
+    low: float,
+    high: float,
+    scale: float,
+    causal: bool,
+    num_splits: int | None,
+) -> tuple[Tensor, Tensor]:
+    # Rows for which φ was not safe are recomputed by a second launch, with the plain online softmax. A program none of
+    # whose rows is unsafe reads no key. The host never waits to see whether a row is unsafe.
+    from pagewise.kernels.flash_decoding_plus_plus import add_splits_kernel, unified_max_attention_kernel
 
-
-def add_up(splits: list[Partial]) -> Partial:
-    """Merge splits that share φ by adding them. No split waits for the maximum of another."""
-    m, l, acc = (torch.stack(parts) for parts in zip(*splits, strict=True))
-    return Partial(m.amax(dim=0), l.sum(dim=0), acc.sum(dim=0))
-
-
-def left_the_band(seen: Partial, band: Band) -> Bool[Tensor, "*rows"]:
-    """Return the rows that see a key and whose sums cannot be trusted."""
-    exponent, largest = seen.m - band.phi, seen.acc.abs().amax(dim=-1)
-    safe = (exponent > band.low) & (exponent < band.high) & torch.isfinite(seen.l) & torch.isfinite(largest)
-    safe &= (exponent >= 0) | (largest >= band.smallest)
-    return (seen.m != -torch.inf) & ~safe
+    out, unsafe = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.uint8)
+    if not q.numel():
+        return out, unsafe.view(torch.bool)
+    grid, arguments = in_triton.shared_arguments(q, k, v, seq_lens, scale, causal, num_splits)
+    launch(unified_max_attention_kernel, grid, phi=phi, **arguments)
+    low, smallest = limits(low, k.shape[2], torch.float32)  # here, because a traced S is not a number
+    flags, band = unsafe.view(-1), {"phi": phi, "low": low, "high": high, "smallest": smallest}
+    in_triton.merge(add_splits_kernel, arguments["partials"], out, outputs=(flags,), unsafe_ptr=flags, **band)
+    exact = in_triton.rescale_lazily(grid, flags, 0.0, arguments)
+    unsafe = unsafe.view(torch.bool)
+    return torch.where(unsafe[..., None], exact, out), unsafe

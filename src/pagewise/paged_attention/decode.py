@@ -1,19 +1,19 @@
 """`paged_attention`: one new query per sequence over keys and values in blocks (lessons 4 and 5).
 
-The function checks its arguments once and chooses between torch (`in_torch`) and Triton (`in_triton`), for a cache
-[N, P, Hkv, D]. vLLM's kernels need a layout of their own (`vllm`). Kwon et al. 2023.
+The cache is [N, P, Hkv, D]. vLLM's kernels need a layout of their own (`vllm`). Kwon et al. 2023.
 """
 
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
-from pagewise.paged_attention.inputs import PagedInputs, checked_inputs, used_blocks
-from pagewise.tools.checks import check_count
+from pagewise.paged_attention.inputs import PagedInputs, Splits, checked_inputs, checked_splits, used_blocks
+from pagewise.tools.checks import check_same, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import derivative_of
@@ -42,8 +42,8 @@ def paged_attention(
         keys    = k_cache[block_tables[b]].flatten(0, 1)[: seq_lens[b]] · k_scale,   values likewise · v_scale
         out[b]  = attention(q[b], keys, values, causal=True, …)
 
-    Sequences may share blocks, and a table may name a block twice. The function ignores every slot and table entry
-    that no query sees. Such slots may hold NaN, and such entries any number.
+    Sequences may share blocks, and a table may name a block twice. Slots that no query sees may hold NaN, and table
+    entries that none needs any number.
 
     Args:
         k_cache, v_cache: in the dtype of q, or both in one float8 dtype. Stored number · scale = the number meant.
@@ -53,14 +53,13 @@ def paged_attention(
         num_splits: cut the keys of each sequence into that many splits, attend to each, and merge. The bits of a row
             then do not depend on the batch around it. Default: on a GPU as many as fill it, else 1.
         return_lse: also return the natural log-sum-exp of the scores, float32 (float64 for float64).
-        check: look at lengths and table entries before launching. By default this is done on the CPU, where it is
-            free, and never under torch.compile. On a GPU, True makes the host wait once. Unchecked, a length that the
-            table cannot hold gives NaN, and an invalid table entry makes the kernel read outside the cache. The torch
-            backend always checks, and its host waits. A CUDA graph can capture neither.
-        backend: "torch" is `gathered_attention`. Its twin `streamed_attention` needs no memory for all keys.
-            "triton" takes float32, float16 and bfloat16, D up to 256, block sizes that are powers of two up to 256, and
-            tensors contiguous in D. It has no backward. "auto" is triton for tensors on a GPU that it takes and that
-            need no gradient, else torch. On sm_75 (T4) "auto" is torch.
+        check: look at lengths and table entries before launching. Default: on the CPU, where this is free, but never
+            under torch.compile. On a GPU the host waits, which no CUDA graph can capture. Unchecked, a length that the
+            table cannot hold gives NaN, and an invalid table entry makes the kernel read outside the cache.
+        backend: "torch" is `gathered_attention`, which always checks. "triton" takes float32, float16 and bfloat16, D
+            up to 256, block sizes that are powers of two up to 256, and tensors contiguous in D. It has no backward.
+            "auto" is triton for tensors on a GPU that it takes and that need no gradient, else torch. On sm_75 (T4)
+            "auto" is torch.
 
     Returns:
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
@@ -68,45 +67,54 @@ def paged_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    numbers, refusal = _checked(
-        q, k_cache, v_cache, block_tables, seq_lens, scale, window, softcap, k_scale, v_scale, num_splits
-    )
-    scale, window, softcap, v_scale, num_splits = numbers
-    options = ScoreOptions(scale, True, window, softcap, alibi_slopes)
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens)
+    numbers = (scale, window, softcap, k_scale, v_scale, num_splits)
+    options, splits, v_scale, refusal = checked(*tensors, None, *numbers)
     if alibi_slopes is not None:
-        options.checked(q[:, :, None], 1)
+        options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
     derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    inputs = PagedInputs(*tensors, v_scale)
     if choose_backend(backend, q.device, refusal, derivative=derivative) == "torch":
-        inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
-        out, lse = gathered_attention(inputs, options, num_splits)
+        out, lse = gathered_attention(inputs, options, splits)
         return (out, lse) if return_lse else out
     if looks(check, block_tables, seq_lens):
-        used_blocks(PagedInputs(q, k_cache, v_cache, block_tables, seq_lens), window)
+        used_blocks(inputs, options.window)
     of_batch = {"block_tables": block_tables, "seq_lens": seq_lens, "v_scale": v_scale}
-    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, ("num", num_splits or 0), **of_batch)
+    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, splits or in_triton.FILLING, **of_batch)
     return (out.squeeze(2), lse.squeeze(2)) if return_lse else out.squeeze(2)
 
 
 @remembers
-def _checked(
+def checked(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     block_tables: Tensor,
     seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
     scale: float | None,
     window: int | None,
     softcap: float,
     k_scale: float,
     v_scale: float,
     num_splits: int | None,
-) -> tuple[tuple, str | None]:
-    """Return scale with k_scale, window, softcap, v_scale and num_splits, and why Triton cannot take the tensors."""
-    if num_splits is not None:
-        check_count("num_splits", num_splits)
-        num_splits = int(num_splits)
+    split_size: int | None = None,
+) -> tuple[ScoreOptions, Splits | None, float, str | None]:
+    """Check what has one answer for all tensors of these shapes, for packed queries too (lesson 9).
+
+    Returns:
+        the options, k_scale included; the splits; v_scale; and why Triton cannot take the tensors, or None.
+    """
+    num_seqs = None
+    if cu_seqlens_q is not None:
+        check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
+        num_seqs = len(cu_seqlens_q) - 1
+        if num_seqs < 0 or (num_seqs == 0 and len(q)):
+            got = f"{num_seqs + 1} for {len(q)} queries"
+            raise ValueError(f"cu_seqlens_q must have B + 1 entries, the first 0, got {got}")
+    sizes = {"num_seqs": num_seqs, "k_scale": k_scale, "v_scale": v_scale}
     options = ScoreOptions(scale, True, window, softcap)
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = checked_inputs(*tensors, options, k_scale=k_scale, v_scale=v_scale)
-    numbers = (options.scale, options.window, options.softcap, inputs.v_scale, num_splits)
-    return numbers, in_triton.refuses(inputs)
+    inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
+    if cu_seqlens_q is not None:
+        check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
+    return options, checked_splits(num_splits, split_size), inputs.v_scale, in_triton.refuses(inputs)

@@ -4,22 +4,19 @@
     v2       one thread block per head, sequence and partition of 512 context tokens; a second kernel merges
     grouped  v2 with the query heads of a KV head in one thread block, which reads keys and values once for all of them
 
-The kernels are in kernels/paged_attention.cu and kernels/paged_attention_grouped.cu. The public functions are in
-`pagewise.paged_attention.vllm`, which checks the inputs. The custom op never waits for the GPU.
+`pagewise.paged_attention.vllm` checks the inputs. The custom op never waits for the GPU.
 """
 
 import functools
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
 from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
-from pagewise.options import ScoreOptions
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.inputs import OfDecoding, PagedInputs
 from pagewise.tools.architecture import architecture
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
@@ -34,9 +31,7 @@ NUM_WARPS = NUM_THREADS // 32
 MAX_QUERY_HEADS = 8  # heads in one thread block of the grouped kernel, limited by its registers
 MAX_NUM_SEQS = MAX_PARTITIONS = 65535  # limits of a CUDA grid in y and z
 
-OutAndLse = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
-
-_C_TYPES = {
+C_TYPES = {
     torch.float32: "float",
     torch.float16: "__half",
     torch.bfloat16: "__nv_bfloat16",
@@ -60,7 +55,7 @@ def merge_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
 
 @functools.cache
 def _kernel(name: str, *arguments: torch.dtype | int) -> CudaKernel:
-    in_c = ", ".join(_C_TYPES.get(each, str(each)) for each in arguments)
+    in_c = ", ".join(C_TYPES.get(each, str(each)) for each in arguments)
     return CudaKernel(GROUPED_SOURCE if name == "grouped" else SOURCE, f"paged_attention_{name}_kernel<{in_c}>")
 
 
@@ -85,11 +80,7 @@ def shared_bytes_limit(device: torch.device) -> int:
 
 
 def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> int:
-    """Return the dynamic part of `shared_bytes`. `tokens` is the value of the argument `name`.
-
-    Raises:
-        ValueError: a thread block cannot have that much shared memory on the device of q.
-    """
+    """Return the dynamic part of `shared_bytes`, if the device of q has as much. `tokens` is the argument `name`."""
     static, dynamic = shared_bytes(tokens, q, block_size, query_heads)
     limit = shared_bytes_limit(q.device)
     if static + dynamic > limit:
@@ -105,51 +96,32 @@ def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_hea
 # ---------------------------------------------------------------------------------------------- launches
 
 
-def attend(
-    inputs: PagedInputs,
-    options: ScoreOptions,
-    *,
-    max_seq_len: int,
-    partition_size: int | None = None,
-    query_heads: int = 1,
-) -> OutAndLse:
-    """Return (out, lse) over a cache in vLLM's layout.
-
-    v1 computes it without a `partition_size`, v2 with one, and the grouped kernel with several `query_heads`.
-    """
-    *tensors, v_scale = inputs
-    numbers = (max_seq_len, options.scale_for(inputs.q.shape[-1]), options.alibi_slopes, v_scale)
-    return _paged_attention(*tensors, *numbers, partition_size, query_heads)
-
-
-def check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Raise ValueError unless strides and addresses are those that the kernels can read. Traced tensors have none."""
     if q.shape[-1] > 1 and q.stride(-1) != 1:
         raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
-    N, Hkv, _, P, x = k_cache.shape
     if not k_cache.numel():
         return
+    (N, Hkv, _, P, x), of_blocks_and_heads = k_cache.shape, []
     for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
         if cache.stride()[2:] != inner:
             got = f"shape {list(cache.shape)} and strides {cache.stride()}"
             raise ValueError(f"{name} must be contiguous within a block's KV head, got {got}")
-        outer = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
-        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in outer):
+        strides = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in strides):
             raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
-        if any(a != b for a, b, size in zip(cache.stride(), k_cache.stride(), (N, Hkv), strict=False) if size > 1):
-            strides = f"{k_cache.stride()[:2]}, got {cache.stride()[:2]}"
-            raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides}")
+        of_blocks_and_heads.append(strides)
+    expected, got = of_blocks_and_heads
+    if got != expected:
+        raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {expected}, got {got}")
 
 
 def _arguments(
-    inputs: tuple[Tensor, ...], max_seq_len: int, scale: float, alibi_slopes: Tensor | None
+    inputs: PagedInputs, scale: float, alibi_slopes: Tensor | None, max_seq_len: int
 ) -> tuple[Tensor | float | None, ...]:
-    """Return the arguments that v1, v2 and the grouped kernel have in common, in their order.
-
-    Small tensors whose layout the kernels cannot read are copied.
-    """
-    q, k_cache, v_cache, block_tables, seq_lens = inputs
-    check_layout(q, k_cache, v_cache)
+    """Return what v1, v2 and the grouped kernel take alike. Small tensors that they could not read are copied."""
+    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
+    _check_layout(q, k_cache, v_cache)
     if q.stride(1) != q.shape[2] or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
         q = q.clone(memory_format=torch.contiguous_format)
     if block_tables.stride(1) != 1:
@@ -160,63 +132,57 @@ def _arguments(
     return *tensors, v_cache.shape[1], max_seq_len, scale, *strides
 
 
-def launch_v1(kernel: CudaKernel, inputs: PagedInputs, options: ScoreOptions, max_seq_len: int) -> OutAndLse:
+def _outputs(q: Tensor) -> OfDecoding:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+def launch_v1(
+    kernel: CudaKernel, inputs: PagedInputs, scale: float, alibi_slopes: Tensor | None, max_seq_len: int
+) -> OfDecoding:
     """Return (out, lse) of one launch of `kernel`: v1, or a variant of its source that a lesson made."""
-    q, v_cache, (out, lse) = inputs.q, inputs.v_cache, _outputs(inputs.q)
-    arguments = _arguments(inputs[:5], max_seq_len, options.scale_for(q.shape[-1]), options.alibi_slopes)
+    q, (out, lse) = inputs.q, _outputs(inputs.q)
+    arguments = _arguments(inputs, scale, alibi_slopes, max_seq_len)
     if out.numel():
-        dynamic = _dynamic_bytes("max_seq_len", max_seq_len, q, v_cache.shape[-1])
+        dynamic = _dynamic_bytes("max_seq_len", max_seq_len, q, inputs.v_cache.shape[-1])
         kernel[(q.shape[1], q.shape[0]), NUM_THREADS, dynamic](out, lse, *arguments, inputs.v_scale)
     return out, lse
 
 
-def _in_partitions(
-    inputs: PagedInputs, options: ScoreOptions, max_seq_len: int, partition_size: int, query_heads: int
-) -> OutAndLse:
-    """Return (out, lse) of two launches: all partitions in parallel, then their merge."""
-    q, k_cache, v_cache, _, seq_lens, v_scale = inputs
+@custom_op("paged_attention_cuda", fake=lambda q, *_: _outputs(q))
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    v_scale: float,
+    scale: float,
+    alibi_slopes: Tensor | None,
+    max_seq_len: int,
+    partition_size: int | None,
+    query_heads: int,
+) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) over a cache in vLLM's layout.
+
+    v1 computes it without a `partition_size`, v2 with one, and the grouped kernel with several `query_heads`.
+    """
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    sizes = (q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
+    if partition_size is None:
+        return launch_v1(attention_kernel(*sizes), inputs, scale, alibi_slopes, max_seq_len)
     (B, H, D), P, num_partitions = q.shape, v_cache.shape[-1], max(1, cdiv(max_seq_len, partition_size))
-    arguments = _arguments(inputs[:5], max_seq_len, options.scale, options.alibi_slopes)
+    arguments = _arguments(inputs, scale, alibi_slopes, max_seq_len)
     out, lse = _outputs(q)
     if out.numel():
         dynamic = _dynamic_bytes("partition_size", partition_size, q, P, query_heads)
         m, l = lse.new_empty(2, B, H, num_partitions)
         acc = lse.new_empty(B, H, num_partitions, D)
         parts = (partition_size,) if query_heads == 1 else (partition_size, query_heads)
-        kernel = attention_kernel(q.dtype, k_cache.dtype, D, P, *parts)
-        kernel[(H // query_heads, B, num_partitions), NUM_THREADS, dynamic](m, l, acc, *arguments)
+        grid = (H // query_heads, B, num_partitions)
+        attention_kernel(*sizes, *parts)[grid, NUM_THREADS, dynamic](m, l, acc, *arguments)
         lengths = (seq_lens.contiguous(), num_partitions, partition_size, max_seq_len)
         merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, v_scale)
     return out, lse
-
-
-def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
-# ---------------------------------------------------------------------------------------------- custom op
-
-
-@custom_op("paged_attention_cuda", fake=lambda q, *_: _outputs(q))
-def _paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    max_seq_len: int,
-    scale: float,
-    alibi_slopes: Tensor | None,
-    v_scale: float,
-    partition_size: int | None,
-    query_heads: int,
-) -> tuple[Tensor, Tensor]:
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
-    options = ScoreOptions(scale, True, alibi_slopes=alibi_slopes)
-    if partition_size is not None:
-        return _in_partitions(inputs, options, max_seq_len, partition_size, query_heads)
-    kernel = attention_kernel(q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
-    return launch_v1(kernel, inputs, options, max_seq_len)
 
 
 @counts_as("pagewise::paged_attention_cuda")

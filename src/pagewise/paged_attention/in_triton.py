@@ -9,35 +9,26 @@ dtype, head size, block size and group of heads, and the host never waits for a 
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Int32, Shaped
 from torch import Tensor
 
 from pagewise.kernels.arguments import DecodeSizes, Results, Scoring
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention.inputs import OutAndLse, PagedInputs, Queries, Splits
 from pagewise.paged_blocks.write import EXPONENT_BITS
+from pagewise.tools import tuning
 from pagewise.tools.architecture import Architecture, architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import triton_mode, without_bfloat16
 from pagewise.tools.launch import launch
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv, padded
-from pagewise.tools.tuning import (
-    CHUNK_KEYS,
-    LOADS,
-    MIN_KEYS,
-    PROGRAMS_PER_SM,
-    Tiles,
-    decode_tiles,
-    splits_that_fill,
-)
 
 INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
 MAX_HEAD_SIZE = 256
-OutAndLse = tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]
 
 
 def refuses(inputs: PagedInputs) -> str | None:
@@ -61,12 +52,12 @@ def refuses_tensors(q: Tensor, **keys_and_values: Tensor) -> str | None:
     return without_bfloat16(q.dtype, architecture(q.device))
 
 
-FILLING = ("num", 0)  # as many splits of each item as fill the GPU, as far as the shapes tell
-SHARING = ("share", 0)  # as many programs as run at once share the work, for lengths that only the GPU knows
+FILLING = Splits("num", 0)  # as many splits of each item as fill the GPU, as far as the shapes tell
+SHARING = Splits("share", 0)  # as many programs as run at once share the work, for lengths that only the GPU knows
 
 
 def attend(
-    q: Float[Tensor, "B H T D"],
+    q: Queries,
     k: Shaped[Tensor, "..."],  # [N, P, Hkv, D]; dense keys: [B, Hkv, S, D]
     v: Shaped[Tensor, "..."],
     options: ScoreOptions,
@@ -81,7 +72,7 @@ def attend(
     """Return (out, lse) of attention over dense keys, or over keys in the blocks that block_tables names.
 
     Args:
-        splits: `flash_decoding.Splits`, or FILLING or SHARING.
+        splits: `Splits`, or FILLING or SHARING.
         cu_seqlens_q: q is [1, H, total_q, D], and queries cu[b] … cu[b + 1] − 1 are those of sequence b.
         plan: from `shared_plan`, for tensors of these shapes. Default: the op makes it.
     """
@@ -94,7 +85,7 @@ def attend(
 class Part(NamedTuple):
     """Items of one size and how their keys are cut: a launch of the attention kernel, and one of its merge."""
 
-    tiles: Tiles
+    tiles: tuning.Tiles
     items: int
     num_queries: int  # of each sequence; 1 for packed sequences
     num_seqs: int | None  # of packed sequences, for the part of those with more queries than one
@@ -106,6 +97,21 @@ class Part(NamedTuple):
     sizes: DecodeSizes
     num_kv_heads: int
 
+    def of_items(
+        self, seq_lens: Tensor | None, cu_seqlens_q: Tensor | None, causal: bool, window: int | None
+    ) -> dict[str, Any]:
+        """Return the arguments that tell all kernels which rows an item has and which keys they see."""
+        return {
+            "seq_lens": seq_lens,
+            "cu_seqlens_q": cu_seqlens_q,
+            "num_queries": self.num_queries,
+            "capacity": self.capacity,
+            "window": min(window or NO_WINDOW, NO_WINDOW),
+            "SIZES": self.sizes,
+            "HKV": self.num_kv_heads,
+            "CAUSAL": causal and (self.num_queries > 1 or self.num_seqs is not None),
+        }
+
 
 def parts_of(
     q: Tensor, k: Tensor, splits: tuple[str, int], block_tables: Tensor | None, cu_seqlens_q: Tensor | None
@@ -116,48 +122,52 @@ def parts_of(
     keys often with a tile that suits decoding. Packed sequences are therefore two parts: those with one query, and
     those with more.
     """
-    num_blocks = None if block_tables is None else block_tables.shape[1]
-    num_seqs = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-    return _parts(q.shape, k.shape, q.dtype, k.dtype, splits, num_blocks, num_seqs, architecture(q.device))
+    if block_tables is None:
+        block_size, (_, Hkv, capacity, _) = None, k.shape
+    else:
+        _, block_size, Hkv, _ = k.shape
+        capacity = block_size * block_tables.shape[1]
+    num_packed = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    numbers = (Hkv, min(capacity, INT32_MAX), block_size, num_packed)
+    return _parts(q.shape, q.dtype, k.dtype, *numbers, splits, architecture(q.device))
 
 
 @functools.lru_cache(maxsize=512)  # of numbers only
 def _parts(
     q_shape: torch.Size,
-    k_shape: torch.Size,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
-    splits: tuple[str, int],
-    num_blocks: int | None,  # of a row of the block tables
+    Hkv: int,
+    capacity: int,
+    block_size: int | None,
     num_packed: int | None,  # sequences
+    splits: tuple[str, int],
     gpu: Architecture,
 ) -> list[Part]:
-    (B, H, T, D), (_, S, Hkv, _) = q_shape, k_shape
-    if num_blocks is None:
-        S, Hkv = Hkv, S
-    group, capacity = H // Hkv, min(S * (1 if num_blocks is None else num_blocks), INT32_MAX)
+    B, H, T, D = q_shape
+    group = H // Hkv
 
     def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
         rows = min(rows, 64) if 0 < gpu.sm < 80 else rows  # sm_75 has 64 KB of shared memory
-        tiles = decode_tiles(rows, D, dtype, cache_dtype)
+        tiles = tuning.decode_tiles(rows, D, dtype, cache_dtype)
         chunks = T * group // tiles.rows + num_seqs if packed else num_seqs * cdiv(num_queries * group, tiles.rows)
         items, most, (way, count) = chunks * Hkv, max(1, cdiv(capacity, tiles.keys)), splits
         split_tiles = num_programs = 0
         if way == "share" and not gpu.sm and not count:
             way, count = "num", 1
         elif way == "share" and packed:  # these items are work enough for a program, unless they have very many keys
-            way, count = "size", CHUNK_KEYS
+            way, count = "size", tuning.CHUNK_KEYS
         if way == "share":
-            count = count or PROGRAMS_PER_SM * gpu.num_sms
-            num_programs = min(count, max(1, items * (most + 1) // max(1, MIN_KEYS // tiles.keys)))
+            count = count or tuning.PROGRAMS_PER_SM * gpu.num_sms
+            num_programs = min(count, max(1, items * (most + 1) // max(1, tuning.MIN_KEYS // tiles.keys)))
         elif way == "size":
             split_tiles = min(cdiv(count, tiles.keys), most)
             count = cdiv(most, split_tiles)
         elif not count:
-            count = splits_that_fill(items, capacity, tiles.keys, gpu.num_sms) if gpu.sm else 1
+            count = tuning.splits_that_fill(items, capacity, tiles.keys, gpu.num_sms) if gpu.sm else 1
         num_splits = 1 if num_programs else min(count, most)
         slots = items + num_programs if num_programs else items * num_splits if num_splits > 1 else 0
-        sizes = DecodeSizes(None if num_blocks is None else S, D, padded(D), group, tiles.rows, tiles.keys)
+        sizes = DecodeSizes(block_size, D, padded(D), group, tiles.rows, tiles.keys)
         cut = (num_splits, split_tiles, num_programs)
         return Part(tiles, items, num_queries, num_seqs if packed else None, *cut, capacity, slots, sizes, Hkv)
 
@@ -168,7 +178,7 @@ def _parts(
 
 
 def shared_plan(
-    q: Float[Tensor, "B H T D"],
+    q: Queries,
     k: Shaped[Tensor, "..."],
     options: ScoreOptions,
     splits: tuple[str, int],
@@ -177,9 +187,9 @@ def shared_plan(
     seq_lens: Int32[Tensor, " num_seqs"] | None = None,
     cu_seqlens_q: Int32[Tensor, " ends"] | None = None,
 ) -> Int32[Tensor, "5 columns"] | None:
-    """Return the work plan of `attend` for tensors of these shapes, or None if programs do not share the work.
+    """Return the plan that `attend` takes, made by one launch, or None if programs do not share the work.
 
-    One launch makes the plan on the device. `kernels.work_plan.sections` tells what its rows are.
+    `kernels.work_plan.sections` tells what the rows of the plan are.
     """
     from pagewise.kernels.work_plan import work_plan_kernel
 
@@ -192,25 +202,13 @@ def shared_plan(
         work_plan_kernel,
         (1,),
         plan=plan,
-        seq_lens=seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
         num_items=part.items,
         num_programs=part.num_programs,
-        min_tiles=max(1, MIN_KEYS // part.tiles.keys),
-        num_queries=part.num_queries,
-        capacity=part.capacity,
-        window=width_of(options.window),
-        SIZES=part.sizes,
-        HKV=part.num_kv_heads,
-        CAUSAL=options.causal and part.num_queries > 1,
+        min_tiles=max(1, tuning.MIN_KEYS // part.tiles.keys),
         LANES=256,
+        **part.of_items(seq_lens, cu_seqlens_q, options.causal, options.window),
     )
     return plan
-
-
-def width_of(window: int | None) -> int:
-    """Return the kernels' argument window."""
-    return NO_WINDOW if window is None else min(window, NO_WINDOW)
 
 
 @custom_op(
@@ -246,20 +244,13 @@ def _decode_attention(
     stored_k, stored_v, float8_bits = as_kernels_read(k, v)
     for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q):
         partials = partial_results(part.num_slots * part.tiles.rows, D, q.device)
-        of_items = {
+        of_splits = {
             "results": Results(out, lse, v_scale, *partials),
             "plan": plan if part.num_programs else None,
-            "seq_lens": seq_lens,
-            "cu_seqlens_q": cu_seqlens_q,
             "num_seqs": part.num_seqs,
-            "num_queries": part.num_queries,
-            "capacity": part.capacity,
-            "window": width_of(window),
             "num_splits": part.num_splits,
             "split_tiles": part.split_tiles,
-            "SIZES": part.sizes,
-            "HKV": part.num_kv_heads,
-            "CAUSAL": causal and (part.num_queries > 1 or part.num_seqs is not None),
+            **part.of_items(seq_lens, cu_seqlens_q, causal, window),
         }
         launch(
             decode_attention_kernel,
@@ -273,18 +264,17 @@ def _decode_attention(
             FLOAT8_BITS=float8_bits,
             outputs=(out, lse),
             stored=(stored_k, stored_v),
-            num_warps=part.tiles.num_warps,
-            num_stages=part.tiles.num_stages,
-            **of_items,
+            **part.tiles.launch_options,
+            **of_splits,
         )
         if part.num_slots:
             launch(
                 merge_items_kernel,
                 (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * part.sizes.GROUP)),
-                LOADS=LOADS,
+                LOADS=tuning.LOADS,
                 outputs=(out, lse),
                 num_warps=1,
-                **of_items,
+                **of_splits,
             )
     return out, lse
 
@@ -303,22 +293,17 @@ def flat_table(block_tables: Int32[Tensor, "B M"] | None) -> tuple[Int32[Tensor,
     """Return the memory of the block tables, and the step from row to row."""
     if block_tables is None:
         return None, 0
-    if block_tables.is_contiguous():
-        return block_tables.view(-1), block_tables.shape[1]
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
-    (B, M), stride = block_tables.shape, block_tables.stride(0)
-    return block_tables.as_strided(((B - 1) * stride + M if B and M else 0,), (1,)), stride
+    (B, M), step = block_tables.shape, block_tables.stride(0)
+    return block_tables.as_strided(((B - 1) * step + M if B and M else 0,), (1,)), step
 
 
-def partial_results(
-    slots: int, head_size: int, device: torch.device
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def partial_results(slots: int, head_size: int, device: torch.device) -> tuple[Tensor | None, ...]:
     """Return float32 memory for m [slots], l [slots] and acc [slots · D], or three times None for no slot."""
     if not slots:
         return None, None, None
-    of_rows = {"dtype": torch.float32, "device": device}
-    return torch.empty(slots, **of_rows), torch.empty(slots, **of_rows), torch.empty(slots * head_size, **of_rows)
+    return tuple(torch.empty(slots * size, dtype=torch.float32, device=device) for size in (1, 1, head_size))
 
 
 def as_kernels_read(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -1,6 +1,7 @@
-"""The inputs of paged attention: tensors that belong together, checked once by the public function (lessons 4, 5)."""
+"""The inputs of paged attention: tensors that belong together, and how the keys are cut (lessons 4 and 5)."""
 
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int32, Shaped
@@ -12,6 +13,7 @@ from pagewise.tools.checks import (
     FLOAT8,
     FLOAT32_MAX,
     FLOATS,
+    check_count,
     check_heads,
     check_number,
     check_same,
@@ -20,7 +22,45 @@ from pagewise.tools.checks import (
 )
 from pagewise.tools.sizes import cdiv
 
+Queries = Float[Tensor, "B H T D"]
+Keys = Shaped[Tensor, "B Hkv S D"]  # and values
+OutAndLse = tuple[Queries, Float[Tensor, "B H T"]]
+OfDecoding = tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]  # out and lse of one query per sequence
 DECODING = ScoreOptions(causal=True)  # a sequence's query is its newest token and sees all of its tokens
+
+
+class Splits(NamedTuple):
+    """How keys are cut: splits of each sequence, keys of each split, or programs that share all work (lesson 7)."""
+
+    way: Literal["num", "size", "share"]
+    count: int
+
+    def bounds(self, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the splits [start, end) of one sequence's keys first … end − 1, at least one. Not for "share"."""
+        if self.way == "share":
+            raise ValueError("the splits of programs that share all work depend on all sequences, not on one")
+        if self.way == "size":
+            return list(pairwise([*(range(first, end, self.count) or [first]), end]))
+        n = max(1, min(self.count, end - first))
+        return list(pairwise(first + (end - first) * i // n for i in range(n + 1)))
+
+
+ONE_SPLIT = Splits("num", 1)
+
+
+def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | None:
+    """Return the splits that a caller asks for, or None for a choice that fills the GPU.
+
+    Raises:
+        ValueError, TypeError: an argument is not a positive int, or both are given.
+    """
+    if num_splits is not None and split_size is not None:
+        raise ValueError(f"num_splits = {num_splits} and split_size = {split_size} exclude each other: give one")
+    for name, count, way in (("num_splits", num_splits, "num"), ("split_size", split_size, "size")):
+        if count is not None:
+            check_count(name, count)
+            return Splits(way, int(count))
+    return None
 
 
 class Used(NamedTuple):
@@ -66,10 +106,8 @@ def checked_inputs(
 ) -> tuple[PagedInputs, ScoreOptions]:
     """Check queries [B,H,D] and a cache [N,P,Hkv,D], and return them with their options, k_scale included.
 
-    With num_seqs, the queries are [total_q,H,D] of that many sequences.
-
-    Raises:
-        ValueError, TypeError: an argument does not fit; the message names it.
+    With num_seqs, the queries are [total_q,H,D] of that many sequences. An argument that does not fit raises ValueError
+    or TypeError.
     """
     check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -107,9 +145,7 @@ def check_sequences_and_scales(
 
 
 def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int32[Tensor, " B"] | int = 1) -> Used:
-    """Return what the sequences use of their tables, from the tables' numbers: on a GPU the host waits for it once.
-
-    num_queries: of each sequence. A sequence without queries uses nothing.
+    """Return what sequences of num_queries queries use of their tables. On a GPU the host waits for this once.
 
     Raises:
         ValueError: a length does not fit its table, or an entry in use does not name a block of the cache.

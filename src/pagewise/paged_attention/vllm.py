@@ -1,7 +1,6 @@
 """Paged attention in CUDA, over a cache in vLLM's layout (lesson 5).
 
-`paged_attention_v1`, `paged_attention_v2` and `paged_attention_grouped` check their inputs here. `in_cuda` launches the
-kernels. Kwon et al. 2023.
+The inputs are checked here, and `in_cuda` launches the kernels. Kwon et al. 2023.
 """
 
 from typing import Literal
@@ -9,14 +8,13 @@ from typing import Literal
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_cuda
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, check_sequences_and_scales, used_blocks
-from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_heads, check_same, check_shape, check_tensor
+from pagewise.paged_attention.inputs import DECODING, OfDecoding, PagedInputs, check_sequences_and_scales, used_blocks
+from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import looks
 from pagewise.tools.transforms import check_derivative, has_values
 
-Output = Float[Tensor, "B H D"] | tuple[Float[Tensor, "B H D"], Float[Tensor, "B H"]]
+Output = Float[Tensor, "B H D"] | OfDecoding
 
 
 def paged_attention_v1(
@@ -46,12 +44,7 @@ def paged_attention_v1(
             up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block.
             A thread block holds about 57 600 scores on an H100 and 41 000 on an A100. On an RTX 30, 40 or 50 it holds
             25 000, and on a T4 16 000.
-        scale, alibi_slopes: as in `paged_attention`.
-        k_scale, v_scale: factors of the stored keys and values.
-        return_lse: also return the natural log-sum-exp of the scores, in float32.
-        check: look at the lengths and table entries before the launch. The default is to look where that is free, on
-            the CPU. On a GPU, True waits for the GPU once. Without this check, a sequence longer than max_seq_len gives
-            NaN, and the kernel follows a table entry that is not a block.
+        The rest as in `paged_attention`. Unchecked, a sequence longer than max_seq_len gives NaN.
 
     Returns:
         out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
@@ -59,9 +52,8 @@ def paged_attention_v1(
     Raises:
         ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
     """
-    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked("paged_attention_v1", tensors, scale, alibi_slopes, k_scale, v_scale)
-    return _attend(inputs, options, max_seq_len, check, return_lse)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _attend("v1", inputs, scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse)
 
 
 def paged_attention_v2(
@@ -86,9 +78,8 @@ def paged_attention_v2(
     are float32. `partition_size` counts context tokens and must be a multiple of the block size. Every new
     `partition_size` compiles a kernel of its own. All else is as in `paged_attention_v1`.
     """
-    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked("paged_attention_v2", tensors, scale, alibi_slopes, k_scale, v_scale)
-    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    return _attend("v2", inputs, scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse, partition_size)
 
 
 def paged_attention_grouped(
@@ -113,10 +104,9 @@ def paged_attention_grouped(
     is at most 8. If that divisor is 1, as for groups of 11 or 13 heads, the kernel of v2 runs. Arguments, results and
     errors are those of `paged_attention_v2`.
     """
-    tensors = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    inputs, options = _checked("paged_attention_grouped", tensors, scale, alibi_slopes, k_scale, v_scale)
-    query_heads = query_heads_per_thread_block(q.shape[1] // v_cache.shape[1])
-    return _attend(inputs, options, max_seq_len, check, return_lse, partition_size, query_heads)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    numbers = (scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse, partition_size)
+    return _attend("grouped", inputs, *numbers)
 
 
 def choose_version(
@@ -130,9 +120,8 @@ def choose_version(
     It leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
     (`paged_attn.py`, until version 0.22).
     """
-    for name, count in (("num_seqs", num_seqs), ("num_heads", num_heads), ("max_seq_len", max_seq_len)):
-        check_count(name, count, minimum=0)
-    check_count("partition_size", partition_size)
+    check_counts(minimum=0, num_seqs=num_seqs, num_heads=num_heads, max_seq_len=max_seq_len)
+    check_counts(partition_size=partition_size)
     one_pass = max_seq_len <= 8192 and (max_seq_len <= partition_size or num_seqs * num_heads > 512)
     return "v1" if one_pass else "v2"
 
@@ -144,38 +133,43 @@ def query_heads_per_thread_block(group_size: int) -> int:
 
 
 def _attend(
+    version: Literal["v1", "v2", "grouped"],
     inputs: PagedInputs,
-    options: ScoreOptions,
+    scale: float | None,
+    alibi_slopes: Tensor | None,
+    k_scale: float,
+    v_scale: float,
     max_seq_len: int | None,
     check: bool | None,
     return_lse: bool,
     partition_size: int | None = None,
-    query_heads: int = 1,
 ) -> Output:
-    """Check the arguments that are not tensors, and launch."""
+    """Check the arguments, and launch."""
+    _check_cache(inputs.q, inputs.k_cache, inputs.v_cache)
+    remedy = 'paged_attention(backend="torch")'
+    check_derivative(f"paged_attention_{version}", *inputs[:3], alibi_slopes, remedy=remedy)
+    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
+    inputs, options = check_sequences_and_scales(inputs, options, k_scale, v_scale, len(inputs.q))
+    (_, Hkv, _, P), most = inputs.v_cache.shape, in_cuda.MAX_PARTITIONS
     if partition_size is not None:
-        check_count("partition_size", partition_size)
-    max_seq_len = _longest(inputs, max_seq_len, check)
-    if partition_size is not None:
-        P, most = inputs.v_cache.shape[-1], in_cuda.MAX_PARTITIONS
+        check_counts(partition_size=partition_size)
         if partition_size % P:
             raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
-        if max_seq_len > partition_size * most:
-            partitions = f"{most} partitions of {partition_size} tokens"
-            raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
-    sizes = {"max_seq_len": max_seq_len, "partition_size": partition_size, "query_heads": query_heads}
-    out, lse = in_cuda.attend(inputs, options, **sizes)
+    max_seq_len = _longest(inputs, max_seq_len, check)
+    if partition_size is not None and max_seq_len > partition_size * most:
+        partitions = f"{most} partitions of {partition_size} tokens"
+        raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
+    query_heads = query_heads_per_thread_block(inputs.q.shape[1] // Hkv) if version == "grouped" else 1
+    of_scores = (options.scale, options.alibi_slopes)
+    out, lse = in_cuda.attend(*inputs, *of_scores, max_seq_len, partition_size, query_heads)
     return (out, lse) if return_lse else out
 
 
 def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -> int:
-    """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row.
-
-    If the lengths cannot be read, because they are traced, fake or batched, it is that capacity.
-    """
+    """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row."""
     (B, M), P, longest = inputs.block_tables.shape, inputs.v_cache.shape[-1], 0
     if max_seq_len is not None:
-        check_count("max_seq_len", max_seq_len, minimum=0)
+        check_counts(minimum=0, max_seq_len=max_seq_len)
     if looks(check, inputs.block_tables, inputs.seq_lens):
         longest = used_blocks(inputs).longest
     elif B and max_seq_len is None:
@@ -187,16 +181,8 @@ def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -
     return min(max_seq_len, M * P)
 
 
-def _checked(
-    function: str,
-    inputs: PagedInputs,
-    scale: float | None,
-    alibi_slopes: Tensor | None,
-    k_scale: float,
-    v_scale: float,
-) -> tuple[PagedInputs, ScoreOptions]:
-    """Check the tensors and options of a launch, and return them with k_scale and v_scale included."""
-    q, k_cache, v_cache, *_ = inputs
+def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
+    """Raise unless the kernels are built for queries and a cache of these shapes and dtypes."""
     check_tensor("q", q, "B H D", dtypes=FLOATS)
     check_tensor("k_cache", k_cache, "N Hkv D/x P x", dtypes=(q.dtype, *FLOAT8))
     check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
@@ -218,6 +204,3 @@ def _checked(
         raise ValueError(f"v_cache must have a block size P of 8, 16, 32, got {P}: {remedy}")
     if B > in_cuda.MAX_NUM_SEQS:
         raise ValueError(f"q must have at most {in_cuda.MAX_NUM_SEQS} sequences, got {B}: split the batch")
-    check_derivative(function, q, k_cache, v_cache, alibi_slopes, remedy='paged_attention(backend="torch")')
-    options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    return check_sequences_and_scales(inputs, options, k_scale, v_scale, B)

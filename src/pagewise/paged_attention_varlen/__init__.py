@@ -7,21 +7,18 @@ are its last tokens. Kwon et al. 2023; chunked prefill: Agrawal et al. 2024 (Sar
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.flash_decoding.work_plan import Splits, checked_splits
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_triton import refuses
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, checked_inputs, used_blocks
+from pagewise.paged_attention.decode import checked
+from pagewise.paged_attention.inputs import DECODING, PagedInputs, Splits, used_blocks
 from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
 from pagewise.paged_attention_varlen.in_torch import PlanInTorch
 from pagewise.paged_attention_varlen.in_triton import PlanInTriton
 from pagewise.paged_attention_varlen.step import Step
-from pagewise.tools.checks import check_running_sums, check_same, check_tensor
+from pagewise.tools.checks import check_running_sums
 from pagewise.tools.device import choose_backend, looks
-from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
 PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
@@ -70,16 +67,13 @@ def paged_attention_varlen(
         out [total_q, H, D] in the dtype of q; with `return_lse` the pair (out, lse [total_q, H]).
 
     Raises:
-        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it. More
-        queries than tokens (T_b > seq_lens[b]) do not fit.
+        ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    numbers, splits, refusal = _checked(
-        *(q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q),
-        *(scale, window, softcap, k_scale, v_scale, num_splits, split_size),
-    )
-    options, v_scale = ScoreOptions(*numbers[:4], alibi_slopes), numbers[4]
+    tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q)
+    numbers = (scale, window, softcap, k_scale, v_scale, num_splits, split_size)
+    options, splits, v_scale, refusal = checked(*tensors, *numbers)
     if alibi_slopes is not None:
-        options.checked(q[:, :, None], 1)
+        options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
     derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
     backend = choose_backend(backend, q.device, refusal, derivative=derivative)
     step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, v_scale, splits)
@@ -89,36 +83,6 @@ def paged_attention_varlen(
         _check_numbers(q, k_cache, v_cache, step)
     out, lse = PlanInTriton(step).attend_with_lse(q, k_cache, v_cache, plans=False)
     return (out, lse) if return_lse else out
-
-
-@remembers
-def _checked(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
-    k_scale: float,
-    v_scale: float,
-    num_splits: int | None,
-    split_size: int | None,
-) -> tuple[tuple, Splits | None, str | None]:
-    """Return scale with k_scale, causal, window, softcap and v_scale, the splits, and why Triton cannot."""
-    splits = checked_splits(num_splits, split_size)
-    check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
-    if not cu_seqlens_q.shape[0] or (cu_seqlens_q.shape[0] == 1 and q.shape[0]):
-        raise ValueError(
-            f"cu_seqlens_q must have B + 1 entries, the first 0, got {len(cu_seqlens_q)} for {len(q)} queries"
-        )
-    sizes = {"num_seqs": cu_seqlens_q.shape[0] - 1, "k_scale": k_scale, "v_scale": v_scale}
-    options = ScoreOptions(scale, True, window, softcap)
-    inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
-    check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
-    return (*options[:4], inputs.v_scale), splits, refuses(inputs)
 
 
 @outside_graphs('paged_attention_varlen(backend="torch")', remedy='backend="triton"')

@@ -6,13 +6,12 @@ query. That suits decoding. The Triton kernel reads them once for a chunk of que
 """
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 from pagewise.paged_attention import in_cuda
-from pagewise.paged_attention.inputs import PagedInputs
 from pagewise.paged_attention.vllm import choose_version
-from pagewise.paged_attention_varlen.step import Step
+from pagewise.paged_attention_varlen.step import Packed, Step
 
 PARTITION_SIZE = 512
 
@@ -31,18 +30,15 @@ class PlanInCuda:
         self.block_tables, self.seq_lens = block_tables, seq_lens
 
     def attend(
-        self,
-        q: Float[Tensor, "total_q H D"],
-        k_cache: Shaped[Tensor, "N Hkv D_x P x"],
-        v_cache: Shaped[Tensor, "N Hkv D P"],
-    ) -> Float[Tensor, "total_q H D"]:
+        self, q: Packed, k_cache: Shaped[Tensor, "N Hkv D_x P x"], v_cache: Shaped[Tensor, "N Hkv D P"]
+    ) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. This method checks nothing.
 
         More queries than a grid has places for take several launches.
         """
         in_one_pass = choose_version(*q.shape[:2], self.max_seq_len) == "v1"
-        sizes = {"max_seq_len": self.max_seq_len, "partition_size": None if in_one_pass else PARTITION_SIZE}
+        sizes = (self.max_seq_len, None if in_one_pass else PARTITION_SIZE, 1)
+        numbers = (self.v_scale, self.options.scale_for(q.shape[-1]), self.options.alibi_slopes, *sizes)
         parts = zip(*(x.split(in_cuda.MAX_NUM_SEQS) for x in (q, self.block_tables, self.seq_lens)), strict=True)
-        inputs = (PagedInputs(q, k_cache, v_cache, tables, lens, self.v_scale) for q, tables, lens in parts)
-        outs = [in_cuda.attend(each, self.options, **sizes)[0] for each in inputs]
+        outs = [in_cuda.attend(rows, k_cache, v_cache, *of_rows, *numbers)[0] for rows, *of_rows in parts]
         return outs[0] if len(outs) == 1 else torch.cat(outs)

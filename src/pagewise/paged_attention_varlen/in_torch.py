@@ -11,22 +11,22 @@ values are 0, because a weight of 0 does not hide an infinite value.
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pagewise.naive_attention import grouped_matmul, masked_scores, safe_softmax, visibility
 from pagewise.paged_attention.in_torch import attend_in_splits
+from pagewise.paged_attention.inputs import Keys, Queries
 from pagewise.paged_attention_varlen.fused import fused_attention
 from pagewise.paged_attention_varlen.in_cpp import DecodeInCpp
-from pagewise.paged_attention_varlen.step import Step
+from pagewise.paged_attention_varlen.step import Cache, Packed, Step
 from pagewise.tools.checks import FLOAT8
 
-OutAndLse = tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]
+Member = tuple[int, int, int, int]  # a sequence: its number, the row of its first query, its first key, how many keys
 
 
 class Group(NamedTuple):
@@ -44,63 +44,52 @@ class PlanInTorch:
     """How to attend in each layer of a step. The step's tensors are read once, here."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.options = step, step.options
-        by_queries: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
-        ends, lens, window = step.cu_seqlens_q.tolist(), step.seq_lens.tolist(), self.options.window
+        self.step = step
+        by_queries: dict[int, list[Member]] = defaultdict(list)
+        ends, lens, window = step.cu_seqlens_q.tolist(), step.seq_lens.tolist(), step.options.window
         for b, ((start, stop), length) in enumerate(zip(pairwise(ends), lens, strict=True)):
             if (T := stop - start) and length:
                 first = 0 if window is None else max(0, length - T + 1 - window)
                 by_queries[T].append((b, start, first, length - first))
         self._single = by_queries.pop(1, []) if DecodeInCpp.takes(step) else []
         self._in_cpp = DecodeInCpp(step, self._single) if self._single else None
-        self.groups = self._groups(by_queries)
+        self.groups = [group for T, members in by_queries.items() for group in self._groups(T, members)]
 
-    def _groups(self, by_queries: Mapping[int, list[tuple[int, int, int, int]]]) -> list[Group]:
-        members = defaultdict(list)
-        for T, sequences in by_queries.items():
-            for sequence in sequences:
-                b, *_, keys = sequence
-                # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
-                # a sequence is alone in its group, because its bits must not depend on other sequences.
-                members[T, keys.bit_length() if self.step.splits is None else b].append(sequence)
-        return [self._group(T, sequences) for (T, _), sequences in members.items()]
+    def _groups(self, T: int, members: list[Member]) -> list[Group]:
+        alike = defaultdict(list)
+        for member in members:
+            b, *_, keys = member
+            # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits a
+            # sequence is alone in its group, because its bits must not depend on other sequences.
+            alike[keys.bit_length() if self.step.splits is None else b].append(member)
+        return [self._group(T, each) for each in alike.values()]
 
     @functools.cached_property
     def _groups_of_single(self) -> list[Group]:
-        return self._groups({1: self._single})
+        return self._groups(1, self._single)
 
-    def _group(self, T: int, sequences: list[tuple[int, int, int, int]]) -> Group:
+    def _group(self, T: int, members: list[Member]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
-        b, start, first, num_keys = torch.tensor(sequences, device=device).T[:, :, None]  # each [B, 1]
-        S = max(keys for *_, keys in sequences)
-        keys = first + torch.arange(S, device=device).minimum(num_keys - 1)
-        queries = torch.arange(T, device=device)
+        b, start, first, num_keys = torch.tensor(members, device=device).T[:, :, None]  # each [B, 1]
+        queries, S = torch.arange(T, device=device), max(keys for *_, keys in members)
+        columns = torch.arange(S, device=device)
+        keys = first + columns.minimum(num_keys - 1)
         positions = (num_keys - T + queries)[:, None]
-        is_causal, mask = S == T and self.options.window is None, None
+        is_causal, mask = S == T and self.step.options.window is None, None
         if not is_causal:
-            hidden = ~visibility(positions[..., None] - torch.arange(S, device=device), self.options)
+            hidden = ~visibility(positions[..., None] - columns, self.step.options)
             mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
-        padding = (torch.arange(S, device=device) >= num_keys).flatten().nonzero()[:, 0]
+        padding = (columns >= num_keys).flatten().nonzero()[:, 0]
         slots = tables[b, keys // P].long() * P + keys % P
         return Group(start + queries, slots, positions, is_causal, mask, padding)
 
-    def attend(
-        self,
-        q: Float[Tensor, "total_q H D"],
-        k_cache: Shaped[Tensor, "N P Hkv D"],
-        v_cache: Shaped[Tensor, "N P Hkv D"],
-    ) -> Float[Tensor, "total_q H D"]:
+    def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
         return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
 
     def attend_with_lse(
-        self,
-        q: Float[Tensor, "total_q H D"],
-        k_cache: Shaped[Tensor, "N P Hkv D"],
-        v_cache: Shaped[Tensor, "N P Hkv D"],
-        *,
-        wants_lse: bool = True,
-    ) -> OutAndLse:
+        self, q: Packed, k_cache: Cache, v_cache: Cache, *, wants_lse: bool = True
+    ) -> tuple[Packed, Float[Tensor, "total_q H"]]:
         """Return (out, lse) of `paged_attention_varlen` for one layer. Nothing is checked."""
         out = torch.zeros_like(q)
         lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
@@ -120,41 +109,33 @@ class PlanInTorch:
         return out, lse
 
     def _dense(
-        self,
-        group: Group,
-        q: Float[Tensor, "B H T D"],
-        k: Shaped[Tensor, "B Hkv S D"],
-        v: Shaped[Tensor, "B Hkv S D"],
-        wants_lse: bool,
-    ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"] | None]:
+        self, group: Group, q: Queries, k: Keys, v: Keys, wants_lse: bool
+    ) -> tuple[Queries, Float[Tensor, "B H T"] | None]:
         """Return (out, lse) of a padded batch. lse may be None if the caller does not want it."""
-        options, (B, H, T, D), Hkv = self.options, q.shape, k.shape[1]
+        options, (B, H, T, D), Hkv = self.step.options, q.shape, k.shape[1]
         if self.step.splits is not None:
-            return attend_in_splits(q, k, v, options, self.step.splits.bounds)
-        if not (wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0):
-            mask = None if group.mask is None else group.mask.to(q.dtype)
-            how = {"mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D), "plain": self.step.plain}
-            # with T = 1 the query heads of a KV head become rows of one product, which reads that head's keys once
-            rows = q.reshape(B, Hkv, H // Hkv, D) if T == 1 else q
+            return attend_in_splits(q, k, v, options, self.step.splits)
+        if wants_lse or options.softcap > 0 or options.alibi_slopes is not None or self.step.v_scale != 1.0:
+            return self._from_scores(group.positions, q, k, v)
+        mask = None if group.mask is None else group.mask.to(q.dtype)
+        how = {"mask": mask, "is_causal": group.is_causal, "scale": options.scale_for(D), "plain": self.step.plain}
+        # with T = 1 the query heads of a KV head become rows of one product, which reads that head's keys once
+        rows = q.reshape(B, Hkv, H // Hkv, D) if T == 1 else q
 
-            def from_scores(which: Tensor | slice) -> Tensor:
-                if T == 1:  # `which` counts the query heads of a KV head
-                    return self._from_scores(group.positions, q, k, v)[0].to(q.dtype).view(rows.shape)[:, :, which]
-                return self._from_scores(group.positions[:, :, which], q[:, :, which], k, v)[0].to(q.dtype)
+        def from_scores(which: Tensor | slice) -> Tensor:
+            positions = group.positions.expand(-1, -1, rows.shape[2])[:, :, which]
+            return self._from_scores(positions, rows[:, :, which], k, v)[0].to(q.dtype)
 
-            out = fused_attention(rows, k.to(q.dtype), v.to(q.dtype), **how, otherwise=from_scores)
-            return out.view(B, H, T, D), None
-        return self._from_scores(group.positions, q, k, v)
+        out = fused_attention(rows, k.to(q.dtype), v.to(q.dtype), **how, otherwise=from_scores)
+        return out.view(B, H, T, D), None
 
     def _from_scores(self, positions: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys = torch.arange(k.shape[2], device=q.device)
-        weights, lse = safe_softmax(masked_scores(q, k, positions, keys, self.options))
+        weights, lse = safe_softmax(masked_scores(q, k, positions, keys, self.step.options))
         return grouped_matmul(weights, v.to(weights.dtype)), lse
 
 
-def _gathered(
-    cache: Shaped[Tensor, "N P Hkv D"], slots: Int[Tensor, "B S"], zeros: Int[Tensor, " padding"] | None = None
-) -> Shaped[Tensor, "B Hkv S D"]:
+def _gathered(cache: Cache, slots: Int[Tensor, "B S"], zeros: Int[Tensor, " padding"] | None = None) -> Keys:
     # index_select takes a third of the time of cache[blocks, offsets]
     found = cache.flatten(0, 1).index_select(0, slots.flatten())
     if zeros is not None and zeros.numel():

@@ -5,11 +5,11 @@ launches depend on the numbers of queries and sequences only. The host waits for
 a decode step.
 """
 
-from jaxtyping import Float, Int32, Shaped
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 from pagewise.paged_attention.in_triton import SHARING, attend, shared_plan
-from pagewise.paged_attention_varlen.step import Step
+from pagewise.paged_attention_varlen.step import Cache, Packed, Step
 
 
 class PlanInTriton:
@@ -18,36 +18,23 @@ class PlanInTriton:
     def __init__(self, step: Step) -> None:
         self.step, self.splits = step, step.splits or SHARING
         cu_seqlens_q = None if step.decodes else step.cu_seqlens_q
-        self.of_step = {
-            "block_tables": step.block_tables,
-            "seq_lens": step.seq_lens,
-            "cu_seqlens_q": cu_seqlens_q,
-        }
+        tables = {"block_tables": step.block_tables, "seq_lens": step.seq_lens}
+        self.of_step = {**tables, "cu_seqlens_q": cu_seqlens_q}
         self._plans: dict[tuple, Int32[Tensor, "5 columns"] | None] = {}  # by the shapes of q and k: layers may differ
 
-    def attend(
-        self,
-        q: Float[Tensor, "total_q H D"],
-        k_cache: Shaped[Tensor, "N P Hkv D"],
-        v_cache: Shaped[Tensor, "N P Hkv D"],
-    ) -> Float[Tensor, "total_q H D"]:
+    def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
         return self.attend_with_lse(q, k_cache, v_cache)[0]
 
     def attend_with_lse(
-        self,
-        q: Float[Tensor, "total_q H D"],
-        k_cache: Shaped[Tensor, "N P Hkv D"],
-        v_cache: Shaped[Tensor, "N P Hkv D"],
-        *,
-        plans: bool = True,
-    ) -> tuple[Float[Tensor, "total_q H D"], Float[Tensor, "total_q H"]]:
+        self, q: Packed, k_cache: Cache, v_cache: Cache, *, plans: bool = True
+    ) -> tuple[Packed, Float[Tensor, "total_q H"]]:
         """Return (out, lse). The first layer makes the plan, or each op by itself if `plans` is False."""
         key, decodes, plan = (q.shape, k_cache.shape[2], q.dtype, k_cache.dtype), self.step.decodes, None
         q = q.unsqueeze(2) if decodes else q.transpose(0, 1)[None]
-        if plans and key not in self._plans:
-            self._plans[key] = shared_plan(q, k_cache, self.step.options, self.splits, **self.of_step)
         if plans:
+            if key not in self._plans:
+                self._plans[key] = shared_plan(q, k_cache, self.step.options, self.splits, **self.of_step)
             plan = self._plans[key]
         others = {"v_scale": self.step.v_scale, "plan": plan}
         out, lse = attend(q, k_cache, v_cache, self.step.options, self.splits, **self.of_step, **others)

@@ -2,11 +2,14 @@
 
 from typing import NamedTuple
 
-from jaxtyping import Int32
+from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
-from pagewise.flash_decoding import Splits
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.inputs import Splits
+
+Packed = Float[Tensor, "total_q H D"]
+Cache = Shaped[Tensor, "N P Hkv D"]
 
 
 class Step(NamedTuple):
