@@ -212,7 +212,7 @@ def test_all_processes_replay_graphs_of_the_same_decode_steps(in_threads, captur
 
     def with_graphs(*args):
         runner = ModelRunner(*args)
-        runner._graphs = DecodeGraphs(runner)
+        runner._graphs = DecodeGraphs(runner, args[1])
         return runner
 
     monkeypatch.setattr(leader, "ModelRunner", with_graphs)
@@ -221,6 +221,8 @@ def test_all_processes_replay_graphs_of_the_same_decode_steps(in_threads, captur
         found = tokens_of(llm, prompts, params)
     assert found == tokens_of(LLM(llama(), **CRAMPED), prompts, params)
     assert len(captured) == 2 * len(set(captured)) > 0
+    assert len(captured.replayed) > 0
+    assert captured.replayed.count(4) % 2 == captured.replayed.count(1) % 2 == 0
 
 
 @pytest.mark.slow

@@ -166,9 +166,9 @@ def test_a_model_in_bfloat16_reads_a_float8_cache(dtype, scales, backend):
 def test_decode_steps_on_fixed_buffers_write_and_read_with_the_scales(captured):
     """As CUDA graphs on a GPU: nothing of a step may depend on numbers that only the host knows."""
     llm = engine(E4M3, SCALES[E4M3])
-    llm.runner._graphs = DecodeGraphs(llm.runner)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
     assert_logits_of_reference(llm, [(prompt(n, n), greedy(4)) for n in (3, 9, 13)], E4M3, SCALES[E4M3])
-    assert [size for size, _ in captured] == [4]
+    assert set(captured.replayed) == {4}
 
 
 def test_names_and_dtypes_mean_the_same():

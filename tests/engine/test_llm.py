@@ -400,7 +400,7 @@ def test_a_tokenizer_that_fails_ends_its_own_sequence_and_no_other(at, prompt, p
     request = llm.scheduler.waiting[0]
     request.tokenizer = FailsOnce(at, RuntimeError)
     for sequence in request.live[-1:] if sampling.beam_width == 1 else ():
-        sequence.text._tokenizer = request.tokenizer
+        sequence.text._decode = request.tokenizer.decode
     outputs = {output.request_id: output for output in finished(llm)}
     assert outputs[other].token_ids == unserved(PROMPTS[1])
     output, choices = outputs[failing], outputs[failing].choices
@@ -430,7 +430,7 @@ def test_an_interrupt_while_text_is_made_costs_no_letter():
         llm.step()
         fails_once = FailsOnce(at, KeyboardInterrupt)
         for request in llm.scheduler.running:
-            request.live[0].text._tokenizer = fails_once
+            request.live[0].text._decode = fails_once.decode
         with pytest.raises(KeyboardInterrupt):
             llm.step()
         outputs = {output.request_id: output for output in finished(llm)}

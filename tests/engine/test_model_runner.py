@@ -1,12 +1,14 @@
 """A step as one value, and decode steps on the fixed buffers of a CUDA graph."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 from exact_model import VOCAB, ExactModel
 
 from pagewise.engine import LLM, SamplingParams, model_runner
+from pagewise.engine.config import EngineConfig
 from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.models import tiny_model
 
@@ -55,23 +57,33 @@ def test_a_chunk_that_does_not_end_its_prompt_asks_for_no_logits():
 class Replayed:
     """A CUDA graph on the CPU. A replay computes the captured step again, from the buffers as they are now."""
 
-    def __init__(self, runner, size, width, empty):
-        self.runner, self.static = runner, empty(size, width, torch.device("cpu"))
-        self.logits = runner.forward(self.static).clone()
+    def __init__(self, runner, static, note):
+        self.runner, self.static, self.note = runner, static, note
+        self.logits = runner.forward(static).clone()
 
     def replay(self):
+        self.note(len(self.static.seq_lens))
         self.logits.copy_(self.runner.forward(self.static))
+
+
+class Captured(list):
+    """The (size, width) of each captured graph, and the sizes of those that were `replayed`."""
+
+    def __init__(self):
+        super().__init__()
+        self.replayed = []
 
 
 @pytest.fixture(name="captured")
 def captured_graphs(monkeypatch):
-    """Return (size, width) of each graph that was captured."""
-    found = []
+    """Return which graphs were captured, and which were replayed."""
+    found = Captured()
 
     def capture(graphs, size, width):
-        graph = Replayed(graphs._runner, size, width, model_runner._empty)
+        static = model_runner._empty(size, width, torch.device("cpu"))
+        graph = Replayed(graphs._runner, static, found.replayed.append)
         found.append((size, width))
-        return graph, graph.static, graph.logits
+        return graph, static, graph.logits
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
     return found
@@ -82,25 +94,38 @@ def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, capture
     params = [SamplingParams(max_tokens=n, temperature=0) for n in (12, 3, 7, 5, 9)][:num_prompts]
     expected = engine().generate(PROMPTS[:num_prompts], params)
     llm = engine()
-    llm.runner._graphs = DecodeGraphs(llm.runner)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
+    before = captured.copy()
     outputs = llm.generate(PROMPTS[:num_prompts], params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    assert len(captured) == len(set(captured))
+    assert captured == before  # nothing is captured while requests wait for their tokens
     sizes = {1: {1}, 2: {1, 2}, 3: {1, 2, 4}, 4: {1, 2, 4}, 5: {1, 2, 4, 8}}[num_prompts]
-    assert {size for size, _ in captured} == sizes
-    assert {width for _, width in captured} <= {1, 2, 4, 8}
+    assert set(captured.replayed) == sizes
     k = llm.memory.cache.k[0].flatten(0, 1)
     assert (k[llm.memory.num_blocks * 4 - 1] == 0).all()  # rows that are left over write nowhere
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [1]), (2, [2, 1]), (3, [4, 2, 1]), (8, [8, 4, 2, 1]), (9, [16, 8, 4, 2, 1])]
+)
+def test_graphs_for_all_sizes_are_captured_at_the_start_the_largest_first(most, sizes, captured):
+    llm = engine(max_num_seqs=most, max_model_len=30)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
+    assert captured == [(size, 8) for size in sizes]  # 8 blocks of 4 tokens
+    params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    expected = engine().generate(PROMPTS * 2, params)
+    assert [o.token_ids for o in llm.generate(PROMPTS * 2, params)] == [o.token_ids for o in expected]
+    assert max(captured.replayed) == sizes[0]
 
 
 def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):
     params = SamplingParams(max_tokens=4, temperature=0)
     expected = engine().generate(PROMPTS[:2], params)
     llm = engine(max_num_batched_tokens=4)  # the second prompt is read while the first sequence decodes
-    llm.runner._graphs = DecodeGraphs(llm.runner)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
     outputs = llm.generate(PROMPTS[:2], params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-    assert {size for size, _ in captured} == {1}
+    assert set(captured.replayed) == {1}
 
 
 @pytest.mark.parametrize("num_blocks", [6, 8, 10, 12])
@@ -113,8 +138,77 @@ def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(nu
     model, choices = ExactModel(), []
     for graphs in (False, True):
         llm = LLM(model, num_blocks=num_blocks, block_size=4)
-        llm.runner._graphs = DecodeGraphs(llm.runner) if graphs else None
+        llm.runner._graphs = DecodeGraphs(llm.runner, llm.config) if graphs else None
         outputs = llm.generate(prompts, params, progress=False)
         choices.append([sorted(choice.token_ids for choice in output.choices) for output in outputs])
         assert llm.scheduler.num_preemptions > 0
     assert choices[0] == choices[1]
+
+
+# ------------------------------------------------------------------------------------------------ memory of a GPU
+
+
+@pytest.fixture(name="gpu")
+def numbers_of_a_gpu(monkeypatch):
+    """torch.cuda's numbers: 5000 bytes are allocated, an earlier peak was higher, and 10⁶ of 10⁷ bytes are free."""
+    numbers = SimpleNamespace(peak=10**6, kept=0)
+
+    def reset(device):
+        numbers.peak = 5000
+
+    def let_go():
+        numbers.kept = 0
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5000)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: numbers.peak)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "empty_cache", let_go)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10**6 - numbers.kept, 10**7))
+    return numbers
+
+
+class Taking(ExactModel):
+    """The exact model on a GPU, where a token takes 10 bytes and a draw 1000. `on` says where its weight is."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.numbers, self.on, self.seen = numbers, [torch.device("cuda", 0)], []
+
+    def parameters(self):
+        device = self.on.pop() if self.on else torch.device("cpu")  # where the test can compute
+        return iter([SimpleNamespace(device=device)])
+
+    def forward(self, token_ids, positions, attend, *, logits_for=None):
+        self.seen.append((token_ids.shape[1], positions.max().item(), len(logits_for)))
+        self.numbers.peak += 10 * token_ids.shape[1] + 1000 * len(logits_for)
+        self.numbers.kept = self.numbers.peak
+        return super().forward(token_ids, positions, attend, logits_for=logits_for)
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({}, (2048, 64)),
+        ({"max_num_batched_tokens": 300}, (300, 64)),
+        ({"max_num_seqs": 2}, (256, 2)),  # the context has 128 tokens
+        ({"max_num_batched_tokens": 40}, (40, 40)),
+    ],
+    ids=str,
+)
+def test_a_gpu_gives_the_blocks_what_the_largest_step_leaves(options, step, gpu, shapes_unchecked):
+    model, (num_tokens, num_seqs) = Taking(gpu), step
+    num_blocks = EngineConfig(**options)._num_blocks_for(128, 2000, model)
+    assert model.seen == [(num_tokens, min(127, num_tokens - 1), num_seqs)]
+    left = (9 * 10**5 - 10 * num_tokens - 1000 * num_seqs) // 2000
+    assert num_blocks == min(left, options.get("max_num_seqs", 64) * 8)
+
+
+def test_a_gpu_without_memory_for_a_block_beside_a_step_is_refused(gpu, shapes_unchecked):
+    with pytest.raises(ValueError, match="no memory for a block of 900000 bytes: give num_blocks"):
+        EngineConfig()._num_blocks_for(128, 900_000, Taking(gpu))
+
+
+def test_a_given_number_of_blocks_needs_no_measurement(gpu):
+    model = Taking(gpu)
+    assert EngineConfig(num_blocks=3)._num_blocks_for(128, 2000, model) == 3
+    assert model.seen == []

@@ -41,13 +41,13 @@ def step(scheduler):
     chunks = scheduler.schedule()
     assert sum(chunk.stop - chunk.start for chunk in chunks) <= scheduler.config.max_num_batched_tokens
     scheduler.computed(chunks)
-    for request, sequence, _, stop, _ in chunks:
+    for request, sequence, _, stop, _, _ in chunks:
         if stop == len(sequence.tokens):
             for one in [sequence] if len(request.live) == 1 else request.live:
                 if len(one.tokens) == stop:
                     one.tokens.append(9000 + 10 * one.index + len(one.tokens) % 10)
     done = {}
-    for request, _, start, stop, _ in chunks:
+    for request, _, start, stop, _, _ in chunks:
         done.setdefault(request.id, []).append((start, stop))
     return done
 

@@ -215,7 +215,7 @@ def test_hundreds_of_requests_under_pressure(prefix_cache, planned):
     llm = engine(34, prefix_cache=prefix_cache, max_num_seqs=16, max_num_batched_tokens=64)
     ids = serve(llm, requests(200), planned)
     assert_right(finished(llm), ids)
-    assert llm.scheduler.num_preemptions > 10
+    assert llm.scheduler.num_preemptions > 5
     assert llm.scheduler.num_drafted > llm.scheduler.num_accepted > 300
 
 
@@ -365,8 +365,9 @@ def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
     monkeypatch.setattr(
         DecodeGraphs, "run", lambda graphs, batch: (replayed.append(batch), graphs._runner.forward(batch))[1]
     )
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: None)
     llm = engine()
-    llm.runner._graphs = DecodeGraphs(llm.runner)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
     ids = {llm.add_request(*one): one[1] for one in requests(6)}
     assert_right(finished(llm), ids)
     assert llm.scheduler.num_drafted > 0

@@ -336,7 +336,8 @@ def test_lesson_9_builds_the_engines_batch():
     for name, (length, start, stop) in {"A": (9, 8, 9), "B": (6, 0, 6), "C": (11, 2, 7)}.items():
         sequence = Sequence([ord(name)] * length)
         pool.resize(sequence, length)
-        chunks.append(Chunk(Request(sequence.tokens, SamplingParams(), None), sequence, start, stop))
+        request = Request(sequence.tokens, SamplingParams(), None)
+        chunks.append(Chunk(request, sequence, start, stop, int(stop == length)))
     batch = Batch.of(chunks, torch.device("cpu"), 4)
     tables = [chunk.sequence.block_table for chunk in chunks]
     theirs = solutions["step_inputs"]([(chunk.start, chunk.stop) for chunk in chunks], tables, 4)

@@ -7,6 +7,7 @@
 - request: a request, its sequences and its output.
 - text: the text of a sequence, as it grows.
 - memory, paged_memory: what keeps keys and values. `pagewise.experiments` has two rivals.
+- warm_up: measures the memory that a step takes on a GPU.
 - batch: the inputs of a step as one value.
 - model_runner: runs the model once for a step.
 - sampling_params, sampling: draw tokens from logits.

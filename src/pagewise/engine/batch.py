@@ -32,13 +32,12 @@ class Batch(NamedTuple):
         All its numbers go to the device in one transfer.
         """
         token_ids, positions, logits_for, tables, seq_lens, cu_seqlens = [], [], [], [], [], [0]
-        for chunk in chunks:
-            _, sequence, start, stop, drafts = chunk
+        for _, sequence, start, stop, num_logits, drafts in chunks:
             token_ids += sequence.tokens[start:stop]
             token_ids += drafts
             positions += range(start, stop)
             end = cu_seqlens[-1] + stop - start
-            logits_for += range(end - chunk.num_logits, end)
+            logits_for += range(end - num_logits, end)
             tables.append(sequence.block_table)
             seq_lens.append(stop)
             cu_seqlens.append(end)
@@ -68,7 +67,7 @@ class Batch(NamedTuple):
 
 def _uploaded(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
     """Return arrays as tensors on a device, after one transfer from pinned memory. Arrays of int64 come first."""
-    packed = torch.from_numpy(np.concatenate([array.view(np.uint8).ravel() for array in arrays.values()]))
+    packed = torch.frombuffer(bytearray().join(arrays.values()), dtype=torch.uint8)
     if device.type == "cuda":
         packed = packed.pin_memory()  # so that the host does not wait for the transfer
     packed, tensors, start = packed.to(device, non_blocking=True), {}, 0

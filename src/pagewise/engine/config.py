@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pagewise.engine.memory import Memory
+from pagewise.engine.warm_up import step_nbytes
 from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.write import check_scales
@@ -55,7 +56,8 @@ class EngineConfig:
 
     Args:
         num_blocks: of the KV cache, block_size tokens each. Default: enough for max_num_seqs sequences of the
-            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's.
+            longest context, but at most a quarter of a CPU's free memory, or nine tenths of a GPU's without what the
+            largest step takes, which is measured.
         max_num_seqs: at most so many sequences in a step. max_num_batched_tokens: so many tokens; longer prompts are
             computed in chunks. max_model_len: the most tokens of a prompt and its answer; default: the model's context.
         attention: "paged". Two slower memories show why: "dense" has contiguous caches of num_blocks · block_size
@@ -194,48 +196,47 @@ class EngineConfig:
             raise ValueError(f"kv_cache_dtype = {_short(self.kv_cache_dtype)} {said}: leave kv_cache_dtype out")
         block = 2 * self.block_size * prod(sizes[:3]) * (self.kv_cache_dtype or weight.dtype).itemsize  # bytes
         backend = self._backend_for(config, weight)
-        num_blocks = self._num_blocks_for(max_model_len, block, weight)
+        num_blocks = self._num_blocks_for(max_model_len, block, model)
         return replace(self, backend=backend, max_model_len=max_model_len, num_blocks=num_blocks)
 
     def _backend_for(self, config: Any, weight: Tensor) -> str:
         """Return the backend that serves this model: "torch", "triton" or "cuda"."""
-        D, P, paged = config.head_dim, self.block_size, self.attention == "paged"
-        refusals = [(weight.dtype not in FLOATS, f"takes models in float32, float16 or bfloat16, got {weight.dtype}")]
-        if self.backend == "cuda":
-            heads, blocks = (", ".join(map(str, sizes)) for sizes in (in_cuda.HEAD_SIZES, in_cuda.BLOCK_SIZES))
-            float8 = self.kv_cache_dtype is not None
-            refusals += [
-                (paged and D not in in_cuda.HEAD_SIZES, f"takes head_dim {heads}, got {D}"),
-                (paged and P not in in_cuda.BLOCK_SIZES, f"takes block_size {blocks}, got {P}"),
-                (float8 and D % 16, f"takes a float8 cache if head_dim is a multiple of 16, got {D}"),
-            ]
-        else:
-            power = P <= 256 and not P & (P - 1)
-            refusals += [
-                (D > 256, f"takes head sizes up to 256, got {D}"),
-                (paged and not power, f"needs a block_size that is a power of two up to 256, got {P}"),
-            ]
+        D, P, paged, cuda = config.head_dim, self.block_size, self.attention == "paged", self.backend == "cuda"
+        heads, blocks = (", ".join(map(str, sizes)) for sizes in (in_cuda.HEAD_SIZES, in_cuda.BLOCK_SIZES))
+        is_odd, by_cuda = P > 256 or P & (P - 1), cuda and paged
+        refusals = (
+            (weight.dtype not in FLOATS, f"takes models in float32, float16 or bfloat16, got {weight.dtype}"),
+            (by_cuda and D not in in_cuda.HEAD_SIZES, f"takes head_dim {heads}, got {D}"),
+            (by_cuda and P not in in_cuda.BLOCK_SIZES, f"takes block_size {blocks}, got {P}"),
+            (by_cuda and self.kv_cache_dtype and D % 16, f"takes float8 if head_dim is a multiple of 16, got {D}"),
+            (not cuda and D > 256, f"takes head sizes up to 256, got {D}"),
+            (not cuda and paged and is_odd, f"needs a block_size that is a power of two up to 256, got {P}"),
+        )
         refusal = next((message for wrong, message in refusals if wrong), None)
-        if self.backend != "cuda":
+        if not cuda:
             return choose_backend(self.backend, weight.device, refusal, others=("cuda",))
         if refusal is not None:
             raise ValueError(f'backend="cuda" {refusal}; backend="torch" takes it')
-        return self.backend
+        return "cuda"
 
-    def _num_blocks_for(self, max_model_len: int, block: int, weight: Tensor) -> int:
+    def _num_blocks_for(self, max_model_len: int, block: int, model: nn.Module) -> int:
         """Return the number of blocks of `block` bytes in this process.
 
         On a CPU, the blocks of all processes take at most a quarter of the free memory. On a GPU, which one process has
-        for itself, they take at most nine tenths of it, minus 1 GiB for the activations of a step.
+        for itself, they take at most nine tenths of it, minus what the largest step takes.
         """
+        device = next(model.parameters()).device
         if self.num_blocks is not None:
-            total = torch.cuda.mem_get_info(weight.device)[1] if weight.is_cuda else free_memory("SC_PHYS_PAGES")
+            on_gpu = device.type == "cuda"
+            total = torch.cuda.mem_get_info(device)[1] if on_gpu else free_memory("SC_PHYS_PAGES")
             if self.attention != "dense" and self.num_blocks * block > total:
                 said = f"num_blocks = {self.num_blocks} blocks of {block} bytes exceed the memory of {total} bytes"
                 raise ValueError(f"{said}: give fewer, or leave num_blocks out")
             return self.num_blocks
-        if weight.is_cuda:
-            free = torch.cuda.mem_get_info(weight.device)[0] * 9 // 10 - 2**30
+        if device.type == "cuda":
+            num_tokens = min(self.max_num_batched_tokens, self.max_num_seqs * max_model_len)
+            needed = step_nbytes(model, num_tokens, min(self.max_num_seqs, num_tokens))
+            free = torch.cuda.mem_get_info(device)[0] * 9 // 10 - needed
         else:
             free = free_memory() // 4 // self.num_processes
         wanted = self.max_num_seqs * cdiv(max_model_len, self.block_size * self.context_parallel)

@@ -48,8 +48,8 @@ def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def with_dataflow(model: nn.Module, dataflow: Dataflow) -> Callable[..., Tensor]:
-    """Return `model.forward` with all linear products computed by `dataflow`. The model stays as it is.
+def products_by(model: nn.Module, dataflow: Dataflow) -> LinearBy:
+    """Return the context in which `dataflow` computes all linear products of a model. The model stays as it is.
 
     Raises:
         ValueError, TypeError: dataflow is not a Dataflow, or was profiled for another device, dtype or model.
@@ -69,14 +69,7 @@ def with_dataflow(model: nn.Module, dataflow: Dataflow) -> Callable[..., Tensor]
         has, needs = (", ".join(map(str, map(list, found))) or "none" for found in (dataflow.table, shapes))
         raise ValueError(f"dataflow has no weights of the model: its table has {has}, the model has {needs}: {remedy}")
 
-    def compute(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return dataflow.linear(input, weight, bias)
-
-    def forward(*args: Any, **kwargs: Any) -> Tensor:
-        with LinearBy(compute):
-            return model(*args, **kwargs)
-
-    return forward
+    return LinearBy(dataflow.linear)
 
 
 @torch.inference_mode()

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,18 +129,18 @@ class LLM(AbstractContextManager):
                 max_tokens for the model's context or for the memory.
             Any other exception: the call's requests are aborted, and the engine can be used again.
         """
-        requests = [self.prepare(prompt, one) for prompt, one in paired(prompts, sampling)]
-        ids = [self.add(request) for request in requests]
+        requests = list(starmap(self.prepare, paired(prompts, sampling)))
+        ids = list(map(self.add, requests))
         try:
             with progress_bar(len(ids), "prompts", show=progress) as bar:
                 while missing := self._requests.keys() & ids:
                     self._step()
                     bar.update(len(missing - self._requests.keys()))
         finally:
-            for request_id in ids:
+            for request_id in self._requests.keys() & ids:
                 self.abort(request_id)
-            ended = {request_id: self._ended.pop(request_id, None) for request_id in ids}
-        return list(ended.values())
+            outputs = [self._ended.pop(request_id, None) for request_id in ids]
+        return outputs
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
         """Yield the text that follows a prompt, piece by piece. Without a tokenizer, yield token ids.
@@ -200,17 +202,17 @@ class LLM(AbstractContextManager):
         if sampling.stop_strings and (self.tokenizer is None or sampling.beam_width > 1):
             why = "the model came without a tokenizer" if self.tokenizer is None else "a beam search knows tokens only"
             raise ValueError(f"stop has strings, but {why}: give token ids")
-        limits = {name: getattr(self.config, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
-        if sampling.width > min(limits.values()):
-            said = " or ".join(f"{name} = {limit}" for name, limit in limits.items())
-            raise ValueError(f"n or beam_width = {sampling.width} exceeds {said}")
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if sampling.width > (limit := getattr(self.config, name)):
+                raise ValueError(f"n or beam_width = {sampling.width} exceeds {name} = {limit}")
         if len(tokens) + sampling.max_tokens > self.max_model_len:
             said = f"{sampling.described(len(tokens))} exceed the model's context of {self.max_model_len} tokens"
             raise ValueError(f"{said}: shorten one of them")
         for token, _ in sampling.logit_bias or ():
             if token >= vocab_size:
                 raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {vocab_size}), got {token}")
-        tokens = [token if type(token) is int else as_token(token) for token in tokens]
+        if set(map(type, tokens)) != {int}:
+            tokens = list(map(as_token, tokens))
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < vocab_size)
             raise ValueError(f"token ids must be in [0, vocab_size = {vocab_size}), got {wrong} in the prompt")
@@ -308,35 +310,33 @@ class LLM(AbstractContextManager):
                 request.listener(piece)
 
     def _compute(self) -> None:
-        """Schedule, run and draw one step. With nothing to compute, do nothing."""
+        """Compute one step, and give all tokens to their sequences. With nothing to compute, do nothing."""
         with held_back(), span("schedule"):
-            chunks = self.scheduler.draft(self.scheduler.schedule())
+            chunks = self.scheduler.schedule()
+            if self.config.speculate:
+                chunks = self.scheduler.draft(chunks)
         if not chunks:
             return
         logits = self.runner.run(chunks)
         with span("sampling"):
             drawn = draw(chunks, logits)
         with held_back():
-            self._take(chunks, drawn)
-
-    def _take(self, chunks: list[Chunk], drawn: Drawn) -> None:
-        """Give all tokens to their sequences. Then free the sequences that have ended."""
-        num_right = {}
-        for request, logprobs in drawn.prompts:
-            request.prompt_logprobs += logprobs
-        for request, sequence, picks in drawn.picks:
-            if not sequence.untold:  # else a step failed before the sequence was told
-                self._untold.append((request, sequence))
-            taken = sequence.take(picks, request.ends, request.longest)
-            num_right[sequence] = min(taken, len(picks) - 1)
-        self.scheduler.computed(chunks, num_right)
-        for request, sequence, _ in drawn.picks:
-            if sequence.finish_reason is not None:
-                self.scheduler.finish(request, sequence)
-        for request, selection in drawn.searches:
-            if beam_search.apply(request, selection, self.memory):
-                self.scheduler.remove(request)
-                self._untold.append((request, None))
+            num_right = {}
+            for request, logprobs in drawn.prompts:
+                request.prompt_logprobs += logprobs
+            for request, sequence, picks in drawn.picks:
+                if not sequence.untold:  # else a step failed before the sequence was told
+                    self._untold.append((request, sequence))
+                taken = sequence.take(picks, request.ends, request.longest)
+                num_right[sequence] = min(taken, len(picks) - 1)
+            self.scheduler.computed(chunks, num_right)
+            for request, sequence, _ in drawn.picks:
+                if sequence.finish_reason is not None:
+                    self.scheduler.finish(request, sequence)
+            for request, selection in drawn.searches:
+                if beam_search.apply(request, selection, self.memory):
+                    self.scheduler.remove(request)
+                    self._untold.append((request, None))
 
     def _tell(self) -> None:
         """Give the drawn tokens to the texts of their sequences. End the requests that have no live sequences left."""
@@ -348,7 +348,7 @@ class LLM(AbstractContextManager):
                 else:
                     self._tell_of(request, sequence)
             self._untold.popleft()
-            if not request.live and all(other is not request for other, _ in self._untold):
+            if not request.live and request not in dict(self._untold):
                 self._end(request)
 
     def _tell_of(self, request: Request, sequence: Sequence) -> None:
@@ -400,13 +400,13 @@ class LLM(AbstractContextManager):
         """Make the output of a request whose choices all have ended."""
         if self._requests.pop(request.id, None) is None:  # it was aborted
             return
-        samples = sorted(request.finished, key=lambda sequence: sequence.index)
         start, wants = len(request.prompt), request.sampling.logprobs is not None
-        choices = request.beams or [Choice(s.tokens[start:], s.text.text, s.finish_reason, s.score) for s in samples]
-        logprobs = [s.logprobs if wants else None for s in samples] or [None] * len(choices)
-        error = next((s.error for s in samples if s.error), request.error)
-        cached = request.num_cached_tokens
-        of_prompt = request.prompt_logprobs
+        choices, logprobs, error = [*request.beams], [None] * len(request.beams), request.error
+        for s in sorted(request.finished, key=attrgetter("index")):
+            choices.append(Choice(s.tokens[start:], s.text.text, s.finish_reason, s.score))
+            logprobs.append(s.logprobs if wants else None)
+            error = error or s.error
+        cached, of_prompt = request.num_cached_tokens, request.prompt_logprobs
         self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error, of_prompt)
 
 
@@ -416,7 +416,7 @@ def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
     searches: dict[Request, list[int]] = {}
     for chunk in chunks:
         request, drafts, at, stop = chunk.request, chunk.drafts, stop, stop + chunk.num_logits
-        if request.prompt_logprobs is not None and (found := chunk.scored):
+        if request.prompt_logprobs is not None and (found := request.scored(chunk.start, chunk.stop)):
             tokens = request.prompt[found.start : found.stop]
             prompts.append((request, scored(logits[at : at + len(found)], tokens, request.sampling.prompt_logprobs)))
             at += len(found)

@@ -5,6 +5,7 @@ captured as CUDA graphs, for a few batch sizes, and replayed on fixed buffers. A
 of the next larger graph and launches it once. The remaining rows write nowhere (slot −1) and see no key (length 0).
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, free_memory, kv_sizes
-from pagewise.engine.flash_decoding_plus_plus import with_dataflow
+from pagewise.engine.flash_decoding_plus_plus import products_by
 from pagewise.engine.profile import span
 from pagewise.engine.request import Chunk
 from pagewise.models.linear import PackedWeights
+from pagewise.tools.sizes import cdiv
 
 
 class ModelRunner:
@@ -32,12 +34,13 @@ class ModelRunner:
     def __init__(self, model: nn.Module, config: EngineConfig) -> None:
         weight = next(model.parameters())
         self.memory = config.new_memory(kv_sizes(model), weight.device, weight.dtype)
-        if config.dataflow is not None:
-            self.model, self._weights = with_dataflow(model, config.dataflow), nullcontext()
-        else:  # `models.linear` packs them once
-            self.model, self._weights = model, PackedWeights(model, most=free_memory() // 4 // config.num_processes)
+        if config.dataflow is None:  # `models.linear` packs weights once
+            self._products = PackedWeights(model, most=free_memory() // 4 // config.num_processes)
+        else:
+            self._products = products_by(model, config.dataflow)
+        self.model = model
         captures = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
-        self._graphs = DecodeGraphs(self) if captures and config.memory is None else None
+        self._graphs = DecodeGraphs(self, config) if captures and config.memory is None else None
 
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
@@ -60,29 +63,30 @@ class ModelRunner:
         if hasattr(self.memory, "part_of"):  # context parallelism: this process computes some rows
             batch = self.memory.part_of(batch)
         attend = self.memory.attention(batch)
-        with span("model"), self._weights:
+        with span("model"), self._products:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
 class DecodeGraphs:
-    """CUDA graphs of decode steps, captured when a size is first needed: 1, 2, 4, 8, then every 8 sequences.
+    """CUDA graphs of decode steps of 1, 2, 4, 8, and then every 8 sequences, captured before the first request comes.
 
-    The block tables are as wide as the longest sequence's, in powers of two, so that few graphs serve all lengths.
+    A step takes the next larger graph. Its block tables are as wide as the longest sequence's. That costs a step
+    nothing, because the sizes of its launches do not depend on the width.
     """
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner, self._device = runner, runner.memory.device
-        self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
-        self._pool = None
+    @torch.inference_mode()
+    def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
+        self._runner, self._device, self._pool = runner, runner.memory.device, None
+        sizes = [1, 2, 4, *range(8, config.max_num_seqs + 8, 8)]
+        self._sizes = sizes[: bisect_left(sizes, config.max_num_seqs) + 1]
+        width = min(config.num_blocks, cdiv(config.max_model_len, config.block_size))
+        # the largest first, so that the others find their memory in its pool
+        self._captured = {size: self._capture(size, width) for size in reversed(self._sizes)}
 
     def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return the logits of the rows that `batch.logits_for` names."""
-        B, M = batch.block_tables.shape
-        size = B if B <= 2 else 4 if B <= 4 else -(-B // 8) * 8
-        key = (size, 1 << (M - 1).bit_length())
-        if key not in self._captured:
-            self._captured[key] = self._capture(*key)
-        graph, static, logits = self._captured[key]
+        size = self._sizes[bisect_left(self._sizes, len(batch.seq_lens))]
+        graph, static, logits = self._captured[size]
         self._runner.memory.cache.copy_blocks(batch.copies)
         _fill(static, batch)
         graph.replay()

@@ -6,11 +6,13 @@ from torch import Tensor
 from pagewise import paged_attention_varlen
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, KVSizes
-from pagewise.engine.profile import span
+from pagewise.engine.profile import marked, span
 from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.models import Attend
 from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockPool, OutOfBlocks, PagedKVCache
+
+WATERMARK = 0.05  # of the blocks; vLLM keeps 0.01
 
 
 class BlockMemory(BlockPool):
@@ -45,8 +47,13 @@ class BlockMemory(BlockPool):
         return shared + width * (-(-length // self.block_size) - shared)
 
     def admit(self, request: Request, computing: list[Sequence]) -> int | None:
-        """Give blocks to the tokens that all sequences share. See `Memory.admit`."""
+        """Give blocks to the tokens that all sequences share. See `Memory.admit`.
+
+        While other requests hold blocks, WATERMARK of all blocks stay free. The others need them soon, and would
+        preempt the youngest request for them, which is this one.
+        """
         common, live = request.common, request.live
+        spare = int(WATERMARK * self.num_blocks) if self.num_free_blocks < self.num_blocks else 0
         if self.prefix_cache and computing:  # one of these may compute the first block that is not cached yet
             stop = self.num_cached(common) + self.block_size
             beginning = common.tokens[:stop]
@@ -54,9 +61,9 @@ class BlockMemory(BlockPool):
                 return None
         if len(live) > 1:
             needed = self._blocks_for(len(live), max(len(sequence.tokens) for sequence in live), len(common))
-            if needed > self.num_free_blocks:
+            if needed + spare > self.num_free_blocks:
                 raise OutOfBlocks(f"{len(live)} sequences need {needed} blocks")
-        return self.hold(live[0], common)
+        return self.hold(live[0], common, spare)
 
 
 class PagedMemory(BlockMemory):
@@ -89,8 +96,9 @@ class PagedMemory(BlockMemory):
 
     def attention(self, batch: Batch) -> Attend:
         """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
-        self.cache.copy_blocks(batch.copies)
-        write = self.cache.writer(batch.slots, k_scale=self.k_scale, v_scale=self.v_scale)
+        if batch.copies:
+            self.cache.copy_blocks(batch.copies)
+        writer = self.cache.writer(batch.slots, k_scale=self.k_scale, v_scale=self.v_scale)
         with span("block tables"):
             plan = paged_attention_varlen.plan(
                 batch.block_tables,
@@ -104,13 +112,12 @@ class PagedMemory(BlockMemory):
                 plain=True,
             )
 
+        write, attention = marked("cache write", writer), marked("attention", plan.attend)
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)  # [total_q, heads, D]
-            with span("cache write"):
-                write(layer, k, v)
-            with span("attention"):
-                out = plan.attend(q, self.cache.k[layer], self.cache.v[layer])
-            return out.transpose(0, 1)[None]
+            write(layer, k, v)
+            return attention(q, self.cache.k[layer], self.cache.v[layer]).transpose(0, 1)[None]
 
         attend.sliding_window = self._options.window  # the model checks it
         return attend

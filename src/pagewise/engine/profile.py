@@ -1,4 +1,4 @@
-"""The time of each part of a step, as spans with names and as a Chrome trace (lesson 9).
+"""The time of each part of a step, as spans with names (lesson 9).
 
 The engine marks each part of a step with `span`. A span may contain others:
 
@@ -14,9 +14,8 @@ A step is a prefill if it computes more than one token of any sequence, even if 
 profile runs, a span costs a fraction of a microsecond.
 """
 
-import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +30,11 @@ _running: "Profile | None" = None
 def span(name: str) -> AbstractContextManager[None]:
     """Mark the code inside a `with` statement as `name`, for the profile that runs now, if any."""
     return _OFF if _running is None else _running.span(name)
+
+
+def marked(name: str, function: Callable) -> Callable:
+    """Return a function whose every call is a span, for the profile that runs now, if any."""
+    return function if _running is None else _running.span(name)(function)
 
 
 class Span(NamedTuple):
@@ -114,14 +118,8 @@ class Profile:
         return totals
 
     def export(self, path: str | Path) -> None:
-        """Write the trace as JSON for ui.perfetto.dev or chrome://tracing. With `ops`, only one export is possible."""
+        """Write the trace of a profile with `ops`, once, as JSON for ui.perfetto.dev or chrome://tracing."""
+        if self._ops is None:
+            raise RuntimeError("a profile has a trace only with ops=True")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        if self._ops:
-            self._ops.export_chrome_trace(str(path))
-            return
-        place = {"ph": "X", "pid": 0, "tid": 0}
-        events = [
-            {"name": name, "ts": 1e6 * start, "dur": 1e6 * seconds, "args": {"step": step}, **place}
-            for name, start, seconds, _, step in self.spans
-        ]
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        self._ops.export_chrome_trace(str(path))

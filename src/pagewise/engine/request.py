@@ -138,9 +138,11 @@ class Request:
         self.most_slots = max(len(prompt), self.longest - 1)
         # of the prompt's tokens from the second on, as far as they are computed; None: not requested
         self.prompt_logprobs: list[dict[int, float]] | None = None if sampling.prompt_logprobs is None else []
-        self.live = [Sequence(prompt.copy(), index) for index in range(sampling.n)]
-        for sequence in self.live if sampling.beam_width == 1 else ():
-            sequence.text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
+        self.live: list[Sequence] = []
+        for index in range(sampling.n):
+            self.live.append(Sequence(prompt.copy(), index))
+            if sampling.beam_width == 1:
+                self.live[index].text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.error: str | None = None  # why a beam search ended early
@@ -159,16 +161,25 @@ class Request:
 
         If the sequences have different lengths, the newest token of the shortest is left out. It computes that itself.
         """
-        first, *others = (sequence.tokens for sequence in self.live)
+        first, *others = self.live
+        if not others:
+            return first.tokens.copy()
         lengths = {len(sequence.tokens) for sequence in self.live}
         length = min(lengths) - (len(lengths) > 1)
         for other in others:
-            length = next((i for i in range(length) if first[i] != other[i]), length)
-        return first[:length]
+            length = next((i for i in range(length) if first.tokens[i] != other.tokens[i]), length)
+        return first.tokens[:length]
 
     def in_memory(self) -> list[Sequence]:
         """Return the sequences that hold memory while the request runs."""
         return self.live if self.forked else self.live[:1]
+
+    def scored(self, start: int, stop: int) -> range:
+        """Return the prompt tokens whose log p a step gives that computes the tokens start … stop − 1."""
+        if self.prompt_logprobs is None:
+            return range(0)
+        first = max(start, len(self.prompt_logprobs))
+        return range(first + 1, max(first, min(stop, len(self.prompt) - 1)) + 1)
 
 
 class Chunk(NamedTuple):
@@ -178,18 +189,5 @@ class Chunk(NamedTuple):
     sequence: Sequence
     start: int
     stop: int
+    num_logits: int  # of its last tokens, which give logits: those before scored tokens, the newest, and each draft
     drafts: tuple[int, ...] = ()  # guesses at the tokens after the newest one, see `speculation`
-
-    @property
-    def scored(self) -> range:
-        """The positions of the prompt tokens whose log p the step computes."""
-        if self.request.prompt_logprobs is None:
-            return range(0)
-        first = max(self.start, len(self.request.prompt_logprobs))
-        return range(first + 1, max(first, min(self.stop, len(self.request.prompt) - 1)) + 1)
-
-    @property
-    def num_logits(self) -> int:
-        """The number of its last tokens that give logits: before scored tokens, the newest token, and each draft."""
-        drawn = max(0, self.stop - len(self.sequence.tokens) + 1)
-        return drawn if self.request.prompt_logprobs is None else drawn + len(self.scored)

@@ -22,6 +22,7 @@ import struct
 from array import array
 from collections.abc import Iterable
 from math import inf, isfinite
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -46,10 +47,13 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()  # guesses that follow the tokens of the sequence
 
 
+LOGITS = attrgetter("logits")
+
+
 def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
     plain = [row for row in rows if row.request.sampling.plain]
-    found = in_cpp.likeliest(logits, [row.logits for row in plain]) if plain else None
+    found = in_cpp.likeliest(logits, list(map(LOGITS, plain))) if plain else None
     if found is None:
         return _in_torch(logits, rows)
     picks = iter(Pick(token, logprob) if isfinite(logprob) else None for token, logprob in found)
@@ -60,14 +64,9 @@ def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
 def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     """A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next."""
     size = max(1, IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
-    picks = []
-    for start in range(0, len(rows), size):
-        picks += _picks(logits, rows[start : start + size])
-    return picks
-
-
-def _picks(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
-    if (wanted := [row.logits for row in rows]) != list(range(len(logits))):
+    if not 0 < len(rows) <= size:
+        return [pick for i in range(0, len(rows), size) for pick in _in_torch(logits, rows[i : i + size])]
+    if (wanted := list(map(LOGITS, rows))) != list(range(len(logits))):
         logits = logits[wanted]
     logits = logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
@@ -84,11 +83,12 @@ def _picks(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
             tokens[drawn] = _draw(scores[drawn] - best[drawn], [rows[i] for i in drawn], order != "none")
     logprobs = logits.gather(1, tokens) - sums
     numbers = torch.cat([tokens.double(), logprobs, best], dim=1).tolist()  # one wait for a GPU
-    picks = [Pick(int(token), logprob) if isfinite(most) else None for token, logprob, most in numbers]
-    for i, row in enumerate(rows):
-        if row.request.sampling.logprobs is not None and picks[i] is not None:
-            (found,) = scored(logits[i : i + 1], [picks[i].token], row.request.sampling.logprobs)
-            picks[i] = picks[i]._replace(likeliest=found)
+    picks = []
+    for i, (row, (token, logprob, most)) in enumerate(zip(rows, numbers, strict=True)):
+        pick, number = Pick(int(token), logprob) if isfinite(most) else None, row.request.sampling.logprobs
+        if pick is not None and number is not None:
+            pick = pick._replace(likeliest=scored(logits[i : i + 1], [pick.token], number)[0])
+        picks.append(pick)
     return picks
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pagewise.tools.checks import check_count, check_flag, check_number
 
@@ -42,6 +41,11 @@ class SamplingParams:
         frequency_penalty: subtracted once for each time that the sequence has generated the token. From -2 to 2.
         logprobs: report log p (before bias, penalties and temperature) of each chosen token and of this many likeliest.
         prompt_logprobs: report the same of each token of the prompt but the first. The prefix cache then saves nothing.
+
+    What follows from these is known too: `width`, the most sequences at once; `greedy`, whether each token is the
+    likeliest; `order`, of how many tokens a draw needs the order: "none", "top_k" or "all"; `penalises`, whether a
+    penalty changes logits; `plain`, whether each token is the likeliest by the model's own logits, and nothing else is
+    asked for; `stop_strings`, and `stop_ids`, the token ids among `stop` and `stop_token_ids`.
 
     Raises:
         ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
@@ -107,53 +111,27 @@ class SamplingParams:
         for name, expected in neutral.items() if self.beam_width > 1 else ():
             if (value := getattr(self, name)) != expected:
                 raise ValueError(f"{name} = {value} with {beams}: a beam search draws nothing and gives scores only")
+        self._set("greedy", self.temperature < GREEDY_BELOW or self.beam_width > 1)
         if self.greedy and self.n > 1:
             same = f"n = {self.n} samples at temperature {self.temperature:g} are all the same"
             raise ValueError(f"{same}: raise the temperature, or n = 1")
 
+        self._set("width", max(self.n, self.beam_width))
+        self._set("order", "top_k" if self.top_k else "all" if self.top_p < 1 else "none")
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        self._set("penalises", penalties != (1.0, 0.0, 0.0))
+        changes = self.logit_bias or self.min_tokens or self.penalises
+        self._set("plain", self.greedy and not changes and self.logprobs is None)
+        self._set("stop_strings", tuple(item for item in self.stop if isinstance(item, str)))
+        self._set("stop_ids", (*(item for item in self.stop if not isinstance(item, str)), *self.stop_token_ids))
+
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-
-    @cached_property
-    def width(self) -> int:
-        """How many sequences a request may have at once."""
-        return max(self.n, self.beam_width)
 
     def described(self, prompt_tokens: int) -> str:
         """Return the size of a request with a prompt of `prompt_tokens` tokens, for messages."""
         sequences = f"{self.width} sequences of " if self.width > 1 else ""
         return f"{sequences}a prompt of {prompt_tokens} tokens and max_tokens = {self.max_tokens}"
-
-    @cached_property
-    def greedy(self) -> bool:
-        """Whether each token is the likeliest, and nothing is drawn."""
-        return self.temperature < GREEDY_BELOW or self.beam_width > 1
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether each token is the likeliest by the model's own logits, and no other token is asked for."""
-        changes = self.logit_bias or self.min_tokens or self.penalises
-        return self.greedy and not changes and self.logprobs is None
-
-    @cached_property
-    def order(self) -> Literal["none", "top_k", "all"]:
-        """Of how many tokens a draw needs the order: of none, of the top_k likeliest, or of all."""
-        return "top_k" if self.top_k else "all" if self.top_p < 1 else "none"
-
-    @cached_property
-    def penalises(self) -> bool:
-        """Whether a penalty changes logits."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
-
-    @cached_property
-    def stop_strings(self) -> tuple[str, ...]:
-        """The strings that end a text."""
-        return tuple(item for item in self.stop if isinstance(item, str))
-
-    @cached_property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end a sequence, besides the model's end tokens."""
-        return (*(item for item in self.stop if not isinstance(item, str)), *self.stop_token_ids)
 
 
 class Pick(NamedTuple):

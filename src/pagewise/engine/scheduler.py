@@ -6,6 +6,7 @@ last. They take only tokens and blocks that the step leaves over, so they preemp
 
 When memory runs out, the youngest running request is preempted. Its memory is freed, its tokens are kept, and it will
 compute them again (preemption by recomputation). Therefore the oldest request always advances, and all requests end.
+So that this happens rarely, a memory lets a request join only while some blocks stay free (see `paged_memory`).
 
     naive       one request at a time
     static      as many as fit; no request joins before all of these have ended
@@ -69,23 +70,22 @@ class Scheduler:
         for request in reading:
             for sequence in request.in_memory():
                 left -= self._prefill(request, sequence, left, chunks)
-        while self.num_preemptions == preempted and left > 0 and self._admit(chunks):
+        while self.waiting and left > 0 and self.num_preemptions == preempted and self._admit(chunks):
             left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
         return chunks
 
     def draft(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
-        if not self.config.speculate:
-            return chunks
         left, step = self.config.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
         for chunk in chunks:
-            request = chunk.request
-            most = min(self.config.speculate, left, request.most_slots - chunk.stop)
-            if most > 0 and chunk.num_logits and request.forked and request.sampling.beam_width == 1:
-                drafts = self._drafts(chunk.sequence, most)
-                chunk = chunk._replace(stop=chunk.stop + len(drafts), drafts=drafts)
-                left -= len(drafts)
-                self.num_drafted += len(drafts)
+            request, sequence, _, stop, num_logits, _ = chunk
+            most = min(self.config.speculate, left, request.most_slots - stop)
+            if most > 0 and num_logits and request.forked and request.sampling.beam_width == 1:
+                drafts = self._drafts(sequence, most)
+                n = len(drafts)
+                chunk = chunk._replace(stop=stop + n, num_logits=num_logits + n, drafts=drafts)
+                left -= n
+                self.num_drafted += n
             step.append(chunk)
         return step
 
@@ -115,23 +115,25 @@ class Scheduler:
         """Take slots for the requests that decode. Return their chunks, and the requests that do not decode yet."""
         chunks: list[Chunk] = []
         reading = []
-        for request in self.running.copy():
-            if request not in self.running:  # it was preempted
-                continue
-            sequences, left = request.in_memory(), self.config.max_num_batched_tokens - len(chunks)
-            behind = any([len(sequence.tokens) - sequence.num_computed > 1 for sequence in sequences])
+        for request in self.running:  # only the last ones are preempted meanwhile
             if not request.forked:
                 reading.append(request)
-            elif (behind or len(sequences) <= left) and self._take_slots(request, sequences):
+                continue
+            decoding, left = [], self.config.max_num_batched_tokens - len(chunks)
+            for sequence in request.live:
+                if len(sequence.tokens) - sequence.num_computed == 1:
+                    decoding.append(Chunk(request, sequence, sequence.num_computed, len(sequence.tokens), 1))
+            behind = len(decoding) < len(request.live)
+            if (behind or len(decoding) <= left) and self._take_slots(request):
                 if behind:
                     reading.append(request)
                 else:
-                    chunks += [Chunk(request, s, s.num_computed, len(s.tokens)) for s in sequences]
+                    chunks += decoding
         return chunks, reading
 
-    def _take_slots(self, request: Request, sequences: list[Sequence]) -> bool:
-        """Get slots for all sequences, and preempt the youngest requests for them. False: that was `request` itself."""
-        for sequence in sequences:
+    def _take_slots(self, request: Request) -> bool:
+        """Get slots for a request, and preempt the youngest requests for them. False: that was the request itself."""
+        for sequence in request.live:
             while True:
                 try:
                     self.memory.resize(sequence, len(sequence.tokens))
@@ -151,14 +153,20 @@ class Scheduler:
         start, stop = sequence.num_computed, len(sequence.tokens) - 1 if request.forked else request.num_common
         num_tokens = max(0, min(stop - start, most))
         if num_tokens:
-            chunks.append(Chunk(request, sequence, start, start + num_tokens))
+            stop = start + num_tokens
+            num_logits = max(0, stop - len(sequence.tokens) + 1) + len(request.scored(start, stop))
+            chunks.append(Chunk(request, sequence, start, stop, num_logits))
         return num_tokens
 
     def _admit(self, chunks: list[Chunk]) -> bool:
         """Let the oldest waiting request run, if the policy and the memory allow it."""
-        if not self.waiting or not self._has_place():
+        policy, most, request = self.config.scheduler, self.config.max_num_seqs, self.waiting[0]
+        if policy != "continuous" and not self.running:
+            widths = accumulate(each.seats for each in self.waiting)
+            self._may_join = 1 if policy == "naive" else sum(width <= most for width in widths)
+        joins = policy == "continuous" or self._may_join > 0
+        if not joins or sum(each.seats for each in [*self.running, request]) > most:
             return False
-        request = self.waiting[0]
         if request.common is None:
             tokens, size, logprobs = request.common_tokens(), self.memory.block_size, request.prompt_logprobs
             if logprobs is not None and len(logprobs) < len(request.prompt) - 1:
@@ -178,20 +186,12 @@ class Scheduler:
             request.num_cached_tokens = cached
         return True
 
-    def _has_place(self) -> bool:
-        policy, most = self.config.scheduler, self.config.max_num_seqs
-        if policy != "continuous" and not self.running:
-            widths = accumulate(request.seats for request in self.waiting)
-            self._may_join = 1 if policy == "naive" else sum(width <= most for width in widths)
-        joins = policy == "continuous" or self._may_join > 0
-        return joins and sum(r.seats for r in [*self.running, self.waiting[0]]) <= most
-
     def computed(self, chunks: list[Chunk], num_right: dict[Sequence, int] | None = None) -> None:
         """Note that these chunks are computed, and that `num_right` of a sequence's drafts were right.
 
         The slots of wrong drafts are given back. Requests whose common tokens are now all computed are forked.
         """
-        for request, sequence, _, stop, drafts in chunks:
+        for request, sequence, _, stop, _, drafts in chunks:
             if drafts:
                 right = num_right[sequence]
                 self.num_accepted += right

@@ -11,6 +11,7 @@ together with a few tokens before them, their context, and the text of the conte
 So the context begins where a character begins. Its text before new tokens is compared with its text after them.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 CONTEXT = 5  # tokens that are decoded together with new ones; vLLM uses 5 too
@@ -41,7 +42,8 @@ class Text:
     def __init__(self, tokenizer: Any, stop: tuple[str, ...], prompt: list[int], min_tokens: int = 0) -> None:
         self.text = None if tokenizer is None else ""  # released
         self.stopped = False  # whether a stop string ended the text
-        self._tokenizer, self._stop, self._min_tokens = tokenizer, stop, min_tokens
+        self._decode = None if tokenizer is None else partial(tokenizer.decode, skip_special_tokens=True)
+        self._stop, self._min_tokens = stop, min_tokens
         self._longest_stop = max(map(len, stop), default=0)
         self._context = NOTHING if tokenizer is None else self._end_of(prompt)
         self._pending: list[int] = []  # new tokens whose text is not known yet
@@ -52,7 +54,7 @@ class Text:
 
         Nothing changes if the tokenizer raises.
         """
-        if self._tokenizer is None:
+        if self._decode is None:
             return ""
         text = self._advance([*self._pending, token], last)
         self._min_tokens -= 1
@@ -60,9 +62,9 @@ class Text:
 
     def end(self) -> str:
         """Return the rest of the text: no token follows."""
-        if self._tokenizer is None:
+        if self._decode is None:
             return ""
-        return self._release("" if self.stopped else self._advance(self._pending, True), True)
+        return self._release("" if self.stopped or not self._pending else self._advance(self._pending, True), True)
 
     def give_up(self) -> str:
         """Return the text that is held, without the tokens that are not decoded yet."""
@@ -79,7 +81,13 @@ class Text:
         while True:
             new = self._after(context, pending)
             if ended or len(pending) > 4 * MOST_BYTES or (new and not new.endswith(NO_TEXT)):
-                context, text, pending = self._next(context, pending), text + new, []
+                text, tokens, pending = text + new, pending, []
+                whole = self._decode(tokens)
+                if NO_TEXT in whole:  # the context began a character, or these bytes are not UTF-8
+                    tokens = context.tokens + tokens
+                    tokens = tokens if len(tokens) <= 4 * MOST_BYTES else []
+                    whole = self._decode(tokens) if tokens else ""
+                context = Context(tokens, whole, whole)
                 break
             if len(pending) < MOST_BYTES:
                 break
@@ -90,16 +98,6 @@ class Text:
             context, text, pending = NOTHING if first else context, text + first, pending[1:]
         self._context, self._pending = context, pending
         return text
-
-    def _next(self, context: Context, tokens: list[int]) -> Context:
-        """Return the context that follows a context and the tokens after it."""
-        whole = self._decode(tokens)
-        if NO_TEXT in whole:  # the context began a character, or these bytes are not UTF-8
-            tokens = context.tokens + tokens
-            if len(tokens) > 4 * MOST_BYTES:
-                return NOTHING
-            whole = self._decode(tokens)
-        return Context(tokens, whole, whole)
 
     def _release(self, text: str, ended: bool) -> str:
         """Hold new text, and return what can be released. At a stop string the text ends."""
@@ -138,6 +136,3 @@ class Text:
                     return Context(tokens, self._decode(tokens), clean)
         tokens = prompt[1 - MOST_BYTES :]  # bytes that are not UTF-8
         return Context(tokens, self._decode(tokens), "")
-
-    def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True) if tokens else ""

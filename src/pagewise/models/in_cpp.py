@@ -42,8 +42,8 @@ def library() -> dict | None:
 
 def switch(on: bool) -> None:
     """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes."""
-    unseen = is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-    _here.kernels = (library() if on and unseen else None) or {}
+    unseen = on and is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    _here.kernels = (library() if unseen else None) or {}
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"] | None:
@@ -85,8 +85,8 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
     if gate.shape[-1] % WIDTH or gate.stride(-1) != 1 or up.stride(-1) != 1:
         return None
     out = torch.empty(gate.shape, dtype=gate.dtype)
-    places = [CTensor(x.data_ptr(), x.stride()) for x in (gate, up, out)]
-    kernel(*places, *gate.shape, torch.get_num_threads())
+    gate_at, up_at = CTensor(gate.data_ptr(), gate.stride()), CTensor(up.data_ptr(), up.stride())
+    kernel(gate_at, up_at, CTensor(out.data_ptr(), out.stride()), *gate.shape, torch.get_num_threads())
     return out
 
 

@@ -52,6 +52,7 @@ def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequ
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
         if (out := _by_copy(packed, x, bias)) is not None:
             return out.split([len(layer.weight) for layer in layers], dim=-1)
+        return [linear(x, layer.weight, layer.bias) for layer in layers]  # none was packed alone
     return [layer(x) for layer in layers]
 
 

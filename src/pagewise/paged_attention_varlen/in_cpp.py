@@ -46,7 +46,7 @@ class DecodeInCpp:
     """
 
     def __init__(self, step: Step, members: Sequence[tuple[int, int, int, int]]) -> None:
-        self._options = step.options
+        self._scale_for = functools.cache(step.options.scale_for)  # all layers have one head size
         b, rows, first, num_keys = torch.tensor(members).T
         self._held = rows.contiguous(), step.block_tables[b], first.int(), (first + num_keys).int()
         addresses = map(Tensor.data_ptr, self._held)
@@ -81,7 +81,7 @@ class DecodeInCpp:
                 *tensors,
                 self._sequences,
                 _Sizes(num_heads, num_kv_heads, head_dim, block_size),
-                self._options.scale_for(head_dim) * math.log2(math.e),
+                self._scale_for(head_dim) * math.log2(math.e),
                 torch.get_num_threads(),
             )
         )

@@ -85,6 +85,10 @@ class PlanInTorch:
 
     def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
+        if self._in_cpp is not None and not self.groups:
+            out = torch.zeros_like(q)
+            if self._in_cpp.attend(q, k_cache, v_cache, out):
+                return out
         return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
 
     def attend_with_lse(

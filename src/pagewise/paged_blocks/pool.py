@@ -61,16 +61,16 @@ class BlockPool:
         self._copies: dict[int, int] = {}  # {dst: src} of the copies that `take_copies` will return
         self._hits = self._misses = self._evictions = self._num_copies = 0
 
-    def hold(self, sequence: PagedSequence, tokens: TokenBlocks) -> int:
+    def hold(self, sequence: PagedSequence, tokens: TokenBlocks, spare: int = 0) -> int:
         """Give a sequence blocks for the tokens that it begins with, and return how many of these are cached.
 
-        Cached blocks are shared. Raises OutOfBlocks if there are too few free blocks for the others.
+        Cached blocks are shared. Raises OutOfBlocks if fewer than `spare` blocks would stay free.
         """
         P, hits = self.block_size, self._cache.chain(tokens)
         shared = [next(iter(prefix.blocks)) for prefix in hits]
         num_new = cdiv(len(tokens), P) - len(shared)
         revived = sum(self._ref_counts[block] == 0 for block in shared)  # free now, but not for new content
-        self._check_free(num_new, self.num_free_blocks - revived, f"a prompt of {len(tokens)} tokens")
+        self._check_free(num_new, self.num_free_blocks - revived - spare, f"a prompt of {len(tokens)} tokens")
         for block in shared:
             self._share(block)
         sequence.block_table = shared + [self._take() for _ in range(num_new)]
