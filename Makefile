@@ -7,7 +7,6 @@ PY = "$(shell $(ENVIRONMENT) --which)"
 NOTEBOOKS = $(PY) src/repository/notebooks.py
 # In a terminal Sphinx shows how far it is. Elsewhere it prints only warnings.
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
-export PYTHONDONTWRITEBYTECODE := 1
 # Sources and messages are UTF-8 in every locale.
 export PYTHONUTF8 := 1
 # Kernels, fonts and Jupyter's files are kept in the home folder. If it cannot be written, build/home takes its place.
@@ -62,7 +61,7 @@ suite: environment
 # They run beside the suite, in the time in which its tests wait. Their output comes at their end, in one piece.
 notebooks: environment
 	@mkdir -p build
-	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -n $(BESIDE) \
+	OMP_NUM_THREADS=1 PAGEWISE_ROUNDS=1 $(PY) -m pytest --nbval --nbval-sanitize-with tests/nbval.cfg -p forked_kernels -n $(BESIDE) \
 		--dist loadscope --no-loadscope-reorder $$(ls -r build/again/*.ipynb) > build/notebooks.txt 2>&1; \
 		status=$$?; cat build/notebooks.txt; exit $$status
 

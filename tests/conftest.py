@@ -22,10 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import pagewise  # before triton: decides whether kernels are interpreted
 
-# make forbids bytecode. pytest may keep the tests with its own assertions, whose making takes each worker seconds: what
-# it keeps is found again by a hash of the source.
-sys.dont_write_bytecode = False
-
 # With this package jsonschema, which nbformat imports, would build 38 grammars of addresses in over a second.
 sys.modules["rfc3987_syntax"] = None
 

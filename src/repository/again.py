@@ -3,7 +3,8 @@
 `make test` runs them and compares each output with the stored one. A notebook of OUT holds, in this order:
 
 1. the lesson;
-2. its code cells once more, from the last to the first, as when a reader comes back to a cell;
+2. its code cells once more, from the last to the first, as when a reader comes back to a cell. Steppers draw their
+   figures again and do not render them, because pictures are not compared;
 3. the solution of each exercise, defined and judged in the lesson's own namespace;
 4. an empty namespace, as after a restart: the set-up cell, and then the cells of each exercise.
 """
@@ -22,6 +23,11 @@ from nbformat import NotebookNode
 from notebooks import UNCOMPARED
 from pagewise.exercises.checkers import BY_NAME
 
+UNRENDERED = """# Steppers draw each figure and do not render it
+import pagewise.figures.steps
+
+pagewise.figures.steps._png = lambda figure: b"unrendered"
+"""
 SET_UP = "# Run this first. After a restart, "  # the set-up cell begins so
 JUDGES = re.compile(rf"\bcheck\.({'|'.join(BY_NAME)})\((?!\))")
 
@@ -30,8 +36,8 @@ def again(notebook: NotebookNode) -> NotebookNode:
     """Return `notebook` followed by the cells of steps 2 to 4."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     set_up = [cell for cell in code if cell.source.startswith(SET_UP)]
-    added = [*reversed(code), *_solutions(code), nbformat.v4.new_code_cell("%reset -f"), *set_up]
-    added += _of_exercises(code)
+    unrendered, reset = nbformat.v4.new_code_cell(UNRENDERED), nbformat.v4.new_code_cell("%reset -f")
+    added = [unrendered, *reversed(code), *_solutions(code), reset, *set_up, *_of_exercises(code)]
     for number, cell in enumerate(added, len(code) + 1):
         copy = nbformat.from_dict(cell | {"id": f"again-{number}", "execution_count": number})
         if cell in set_up:  # an extension that is loaded already says so

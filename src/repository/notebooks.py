@@ -17,8 +17,6 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
 
-from pagewise.tools.progress import progress_bar, say
-
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -57,6 +55,8 @@ def execute_all(folder: Path, jobs: int, keep) -> bool:
 
     `folder` may also be one notebook.
     """
+    from pagewise.tools.progress import progress_bar, say  # pagewise imports torch, and `check` needs none of that
+
     paths = [folder] if folder.is_file() else sorted(folder.glob("*.ipynb"))
     if not paths:
         sys.exit(f"{folder} holds no notebooks")

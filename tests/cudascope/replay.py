@@ -128,6 +128,8 @@ class Clocks:
         self.copying, self.copies = set(), [Groups() for _ in range(num_threads)]
         self.operands, self.begun, self.products = operands, Counter(), [Groups() for _ in range(num_threads)]
         self.last = {kind: defaultdict(dict) for kind in ("read", "write", "atomic")}
+        read, write, atomic = self.last.values()
+        self.conflicting = {"read": (write, atomic), "write": (read, write, atomic), "atomic": (read, write)}
         self.count = 0
 
     def meet(self, thread: int, instruction: str) -> None:
@@ -195,9 +197,10 @@ class Clocks:
 
     def touch(self, thread: int, place: Place, access: str) -> None:
         known = self.known[thread]
-        for kind, last in self.last.items():
-            if {kind, access} not in ({"read"}, {"atomic"}) and place in last:
-                self.count += sum(clock > known[other] for other, clock in last[place].items() if other != thread)
+        for last in self.conflicting[access]:
+            if place in last:
+                for other, clock in last[place].items():
+                    self.count += clock > known[other] and other != thread
         self.last[access][place][thread] = self.clock[thread]
         if access == "atomic":
             self.last_atomic[thread] = place

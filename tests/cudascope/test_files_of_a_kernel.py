@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,6 +289,32 @@ def test_the_compilers_flags_and_its_environment_are_parts_of_the_key(monkeypatc
         monkeypatch.setenv(name, value)
         keys.append(build_key())
     assert all(one != other for one, other in itertools.combinations(keys, 2))
+
+
+@pytest.mark.slow
+def test_a_build_has_the_same_keys_in_every_process():
+    code = textwrap.dedent("""
+        import hashlib, types
+        from cudascope import CudaKernel
+        from cudascope.toolchain import cache, nvrtc
+        made = []
+        cache.hashlib = types.SimpleNamespace(sha256=lambda: made.append(hashlib.sha256()) or made[-1])
+        text = "template <class T> __global__ void k(T* x) { *x = 1; }"
+        for through in ("c++", "ptx"):
+            kernel = CudaKernel(text, "k<int>", through=through)
+            for instrumented in (False, True):
+                kernel._on_cpu.library(instrumented)
+        nvrtc.compile_cubin(kernel.source, "k<int>", "sm_80")
+        print(*(each.hexdigest() for each in made))
+    """)
+    command = [sys.executable, "-c", code]
+    first, second = (  # the order in a set follows from the seed
+        subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
+        for seed in ("1", "2")
+    )
+    keys = set(second.stdout.split())
+    assert len(keys) > 5
+    assert keys <= set(first.stdout.split())  # the first process may have made builds, and then had more keys
 
 
 @pytest.fixture

@@ -489,7 +489,7 @@ def test_a_cache_that_cannot_be_written_is_named(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_resources_are_those_of_the_one_kernel_asked_for(empty_cache):
+def test_resources_are_those_of_the_one_kernel_asked_for():
     source = """
     __global__ void small(int* x) { __shared__ int s[32]; s[threadIdx.x] = *x; __syncthreads(); *x = s[3]; }
     __global__ void large(float* x) {
@@ -536,7 +536,7 @@ def test_an_error_in_an_included_file_names_that_file(tmp_path, empty_cache):
 
 
 @pytest.mark.slow
-def test_what_a_plain_cu_file_includes_is_there(empty_cache):
+def test_what_a_plain_cu_file_includes_is_there():
     nvidia = ["cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h"]
     host = ["stdint", "float", "math", "limits", "stdio", "assert", "stddef"]
     headers = [*nvidia, *(f"{name}.h" for name in host), *(f"c{name}" for name in host)]

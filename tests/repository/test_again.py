@@ -1,5 +1,6 @@
 """The notebooks that `make test` runs: every cell twice, each solution, and each exercise after a restart."""
 
+import base64
 import json
 
 import pytest
@@ -9,7 +10,7 @@ from conftest import ROOT
 pytest.importorskip("nbformat", reason="notebooks are read with the extra `lessons`")
 
 import nbformat
-from again import JUDGES, SET_UP, again
+from again import JUDGES, SET_UP, UNRENDERED, again
 
 NOTEBOOKS = sorted((ROOT / "lessons").glob("*.ipynb"))
 
@@ -24,11 +25,25 @@ def test_a_notebook_has_one_set_up_cell_and_it_is_the_first_after_the_first_scre
     assert sources(notebook)[1].startswith(SET_UP)
 
 
+def test_a_stepper_that_comes_back_is_not_rendered(monkeypatch):
+    pytest.importorskip("matplotlib", reason="steppers are drawn with the extra `lessons`")
+    from pagewise.figures import steps
+
+    monkeypatch.setattr(steps, "_png", steps._png)
+    drawn = []
+    exec(UNRENDERED, {})
+    frames = [("first", 1), ("second", 2)]
+    shown = steps.stepper(frames, lambda figure, frame: drawn.append(frame), title="How?", alt="A step.")
+    assert drawn == [1, 2]
+    assert base64.b64encode(b"unrendered").decode() in shown._repr_html_()
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_comes_back_and_every_exercise_after_the_set_up_cell(notebook):
     code = sources(notebook)
     cells = [cell for cell in again(nbformat.read(notebook, as_version=4)).cells if cell.cell_type == "code"]
-    added = [cell.source for cell in cells[len(code) :]]
+    first, *added = [cell.source for cell in cells[len(code) :]]
+    assert first == UNRENDERED
     assert added[: len(code)] == code[::-1]
     restarted = added[added.index("%reset -f") + 1 :]
     assert restarted[0].startswith(SET_UP)

@@ -229,8 +229,11 @@ def folder_of(headers: Mapping[str, str], name: str = "") -> Path:
 
 
 def name_of(headers: Mapping[str, str]) -> str:
-    """Return the name of the folder that has headers of these names and texts."""
-    return f"headers-{digest(*headers, *headers.values())}"
+    """Return the name of the folder that has headers of these names and texts, in any order.
+
+    Names that come from a set have another order in each process, and NVRTC's results are kept under this name.
+    """
+    return f"headers-{digest(*(part for header in sorted(headers.items()) for part in header))}"
 
 
 @functools.cache
