@@ -94,6 +94,39 @@ def test_weights_packed_as_one_are_read_as_they_are(change, name):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5])
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_a_hook_and_another_layer_are_heard(register, num_tokens):
+    model, token_ids = models()["llama"].requires_grad_(False), torch.arange(num_tokens)[None]
+    weights, attention = PackedWeights(model, ALL), model.model["layers"][0].self_attn
+
+    class Doubled(torch.nn.Module):  # as an adapter does, it shows the weight that it wraps
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        weight, bias = property(lambda self: self.inner.weight), property(lambda self: self.inner.bias)
+
+        def forward(self, x):
+            return 2 * self.inner(x)
+
+    def logits():
+        return model(token_ids, token_ids, lambda layer, q, k, v: q + k.sum() + v.sum())
+
+    before = logits()
+    result = (lambda layer, inputs, out: 2 * out) if "pre" not in register else (lambda layer, inputs: 2 * inputs[0])
+    for change in (
+        lambda: getattr(attention.k_proj, register)(result),
+        lambda: setattr(attention, "v_proj", Doubled(attention.v_proj)),
+    ):
+        change()
+        expected = logits()
+        with weights:
+            torch.testing.assert_close(logits(), expected)
+        assert not torch.allclose(expected, before)
+        before = expected
+
+
 def test_other_threads_autocast_strides_and_empty_batches():
     layer = Linear(8, 6).requires_grad_(False)
     holder = torch.nn.ModuleList([layer])

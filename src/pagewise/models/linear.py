@@ -5,7 +5,6 @@ its last call. So in every call it copies W into the layout that its kernel read
 packs the weights of its model once, and computes its steps inside the context `PackedWeights`.
 """
 
-import operator
 import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -17,19 +16,17 @@ from torch.nn.functional import linear, pad
 
 from pagewise.models import in_cpp
 
-WEIGHT = operator.attrgetter("weight")
-
 
 class Packed(NamedTuple):
     """A packed copy of the weights of some layers, end to end, as they were."""
 
     copy: Tensor
-    weights: list[tuple[Tensor, int, int]]  # with their addresses and versions, which change with them
+    sources: list[tuple[nn.Module, Tensor, int, int]]  # layers, and weights with the addresses and versions they had
     rows: range  # numbers of rows for which the copy is read
 
 
 class _Here(threading.local):
-    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the weights
+    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the layers
 
 
 _here = _Here()
@@ -38,29 +35,33 @@ _here = _Here()
 def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
-    packed = None if torch.compiler.is_compiling() else _here.packed.get((id(weight),))
-    if packed is not None and (out := _by_copy(packed, x, bias)) is not None:
-        return out
+    packed = None if torch.compiler.is_compiling() else _here.packed.get((id(layer),))
+    if packed is not None and x.numel() // x.shape[-1] in packed.rows and _fits(x, weight):
+        return _by_copy(packed, x, bias)
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
 def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequence[Float[Tensor, "*rows N"]]:
     """Return the results of linear layers for the same x. One product computes them all if they were packed as one."""
-    ids = map(id, map(WEIGHT, layers))
-    packed = None if torch.compiler.is_compiling() else _here.packed.get(tuple(ids))
-    if packed is not None:
+    packed = None if torch.compiler.is_compiling() else _here.packed.get(tuple(map(id, layers)))
+    if packed is None:
+        return [layer(x) for layer in layers]
+    if x.numel() // x.shape[-1] in packed.rows and _fits(x, layers[0].weight):
         bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        if (out := _by_copy(packed, x, bias)) is not None:
-            return out.split([len(layer.weight) for layer in layers], dim=-1)
-        return [linear(x, layer.weight, layer.bias) for layer in layers]  # none was packed alone
-    return [layer(x) for layer in layers]
+        return _by_copy(packed, x, bias).split([len(layer.weight) for layer in layers], dim=-1)
+    found = []
+    for layer in layers:  # no hook sees them
+        found.append(linear(x, layer.weight, layer.bias))
+    return found
 
 
-def _by_copy(packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None) -> Float[Tensor, "*rows N"] | None:
-    rows = x.numel() // x.shape[-1]
-    if rows not in packed.rows or x.dtype != packed.weights[0][0].dtype or torch.is_autocast_enabled("cpu"):
-        return None
-    flat = x.reshape(rows, -1)
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether torch converts neither x nor the weight."""
+    return x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
+
+
+def _by_copy(packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None) -> Float[Tensor, "*rows N"]:
+    flat, rows = x.reshape(-1, x.shape[-1]), x.numel() // x.shape[-1]
     if rows > 64 and rows % 8:  # oneDNN keeps a kernel for each number of rows, and so there are fewer
         flat = pad(flat, (0, 0, 0, -rows % 8))
     out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
@@ -92,8 +93,9 @@ class Conv1D(nn.Module):
 class PackedWeights:
     """A context in which a model computes by packed copies of its weights, for the thread that enters the context.
 
-    The copies take as much memory as the weights. The copy of a weight that has changed is dropped. The kernels of
-    `in_cpp` are switched on, too, where no derivative is wanted.
+    The copies take as much memory as the weights. The copy of a weight that has changed is dropped, and so is that of
+    layers packed as one if a hook has to see what one of them computes. The kernels of `in_cpp` are switched on, too,
+    where no derivative is wanted.
 
     Args:
         model: of this package. Its linear layers are packed, and its embedding if the output head is tied to it. Layers
@@ -104,14 +106,14 @@ class PackedWeights:
     def __init__(self, model: nn.Module, most: int) -> None:
         modules = list(model.modules())
         groups = [list(map(module.get_submodule, getattr(module, "read_together", ()))) for module in modules]
-        groups = [group for group in groups if group]
+        groups = [group for group in groups if group and all(type(layer) is Linear for layer in group)]
         together = {id(layer) for group in groups for layer in group}
         groups += [[layer] for layer in modules if isinstance(layer, Linear | Conv1D) and id(layer) not in together]
         if groups and model.config.tie_word_embeddings:
             groups.append([next(layer for layer in modules if isinstance(layer, nn.Embedding))])
         groups = [group for group in groups if all(_can_pack(layer.weight) for layer in group)]
         fits = sum(layer.weight.nbytes for group in groups for layer in group) <= most
-        self._packed = {tuple(map(id, map(WEIGHT, group))): _pack(group) for group in groups} if fits else {}
+        self._packed = {tuple(map(id, group)): _pack(group) for group in groups} if fits else {}
         self._on_cpu = next(model.parameters()).device.type == "cpu"
 
     def __len__(self) -> int:
@@ -119,8 +121,9 @@ class PackedWeights:
 
     def __enter__(self) -> None:
         for key, packed in list(self._packed.items()):
-            for weight, address, version in packed.weights:
-                if weight.data_ptr() != address or weight._version != version:
+            for layer, weight, address, version in packed.sources:
+                changed = layer.weight is not weight or weight.data_ptr() != address or weight._version != version
+                if changed or (len(key) > 1 and (layer._forward_hooks or layer._forward_pre_hooks)):
                     self._packed.pop(key, None)
         _here.packed = self._packed
         in_cpp.switch(on=self._on_cpu)
@@ -146,4 +149,5 @@ def _pack(layers: list[nn.Module]) -> Packed:
     copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
     # torch reads a weight in float32 as it is for a single row, and for many rows the copy gains little
     rows = range(2, 65) if whole.dtype == torch.float32 else range(1, 2**31)
-    return Packed(copy, [(layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers], rows)
+    sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
+    return Packed(copy, sources, rows)

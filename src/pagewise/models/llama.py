@@ -192,9 +192,11 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        qkv = products((self.q_proj, self.k_proj, self.v_proj), x)
-        q, k, v = [y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for y in qkv]  # [B, heads, T, D]
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = products((self.q_proj, self.k_proj, self.v_proj), x)
+        heads = (-1, self.head_dim)
+        q = self.q_norm(q.unflatten(-1, heads).transpose(1, 2))  # [B, heads, T, D]
+        k = self.k_norm(k.unflatten(-1, heads).transpose(1, 2))
+        v = v.unflatten(-1, heads).transpose(1, 2)
         if not in_cpp.rotate(q, k, *turn):
             # under autocast the norms return float32, and v is in its dtype
             q, k = apply_rope(torch.cat((q, k), dim=1), turn).to(v.dtype).split((q.shape[1], k.shape[1]), dim=1)

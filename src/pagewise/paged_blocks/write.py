@@ -129,15 +129,11 @@ def kv_writer(
 
         return launch_for
     _, P, _, _ = cache_sizes(k_caches[0], v_caches[0])
-    in_cpp = is_plain() and slots.device.type == "cpu" and _library() is not None and _are_within(slots, k_caches[0])
     kept = (slots != -1).nonzero()[:, 0]
     block, offset = slots[kept] // P, slots[kept] % P
 
     def write(layer: int, k: Tensor, v: Tensor) -> None:
-        k_cache, v_cache = k_caches[layer], v_caches[layer]
-        if in_cpp and _write_in_cpp(slots, (k, k_cache), (v, v_cache)):
-            return
-        k, v = k[kept], v[kept]
+        k_cache, v_cache, k, v = k_caches[layer], v_caches[layer], k[kept], v[kept]
         if k.dtype != k_cache.dtype:
             k, v = to_float8(k, k_cache.dtype, k_scale), to_float8(v, v_cache.dtype, v_scale)
         if k_cache.dim() == 4:
@@ -147,7 +143,8 @@ def kv_writer(
             k_cache[block, :, :, offset] = k.unflatten(-1, (-1, k_cache.shape[-1]))  # [T, Hkv, D/x, x]
             v_cache[block, :, :, offset] = v
 
-    return write
+    fits = is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)
+    return _in_cpp(write, k_caches, v_caches, slots) if fits else write
 
 
 @functools.cache
@@ -155,22 +152,33 @@ def _library() -> dict | None:
     return functions(SOURCE, write=[CTensor, CTensor, ctypes.c_void_p, *[ctypes.c_int64] * 4])
 
 
-def _are_within(slots: Tensor, cache: Tensor) -> bool:
-    """Whether the kernel can take these slots: torch raises IndexError where it would write beyond the cache."""
+def _fits(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
+    """Whether kernels/paged_blocks.cpp can write into these slots. torch raises IndexError for those beyond a cache."""
+    if _library() is None or k_cache.ndim != 4 or k_cache.dtype not in NAMES or k_cache.stride(-1) != 1:
+        return False
+    if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype or v_cache.stride(-1) != 1:
+        return False
     low, high = slots.aminmax() if len(slots) else (-1, -1)
-    return cache.ndim == 4 and low >= -1 and high < cache.shape[0] * cache.shape[1] and slots.is_contiguous()
+    return low >= -1 and high < k_cache.shape[0] * k_cache.shape[1] and slots.is_contiguous()
 
 
-def _write_in_cpp(slots: Tensor, *pairs: tuple[Tensor, Tensor]) -> bool:
-    """Write each x of pairs (x, cache) by kernels/paged_blocks.cpp. Return whether that was possible."""
-    for x, cache in pairs:
-        alike = x.dtype == cache.dtype and x.shape == (len(slots), *cache.shape[2:]) and x.device == cache.device
-        if x.dtype not in NAMES or not alike or x.stride(-1) != 1 or cache.stride(-1) != 1:
-            return False
-    for x, cache in pairs:
-        places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3]), slots.data_ptr()
-        _library()["write", x.dtype](*places, *x.shape, cache.shape[1])
-    return True
+def _in_cpp(
+    write: Callable, k_caches: Sequence[Tensor] | Tensor, v_caches: Sequence[Tensor] | Tensor, slots: Tensor
+) -> Callable[[int, Tensor, Tensor], None]:
+    """Return `write` by the kernel, which leaves to `write` itself what it cannot read."""
+    (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
+    kernel, shape = _library()["write", dtype], (len(slots), *sizes)
+
+    def write_in_cpp(layer: int, k: Tensor, v: Tensor) -> None:
+        for x in (k, v):
+            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1:
+                write(layer, k, v)
+                return
+        for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):
+            places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3])
+            kernel(*places, slots.data_ptr(), *shape, P)
+
+    return write_in_cpp
 
 
 @torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))

@@ -55,7 +55,7 @@ def is_plain() -> bool:
     """Whether no transform of torch is at work here: no torch.func, no forward mode, no tracing, no dispatch mode."""
     return not (
         torch.compiler.is_compiling()
-        or is_forward_mode()
+        or forward_ad._current_level >= 0
         or functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
     )
