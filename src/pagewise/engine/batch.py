@@ -1,7 +1,6 @@
 """The inputs of one step as one value: tokens, their positions, and the places of their keys (lesson 9)."""
 
 from collections.abc import Iterable
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -57,12 +56,6 @@ class Batch(NamedTuple):
             arrays["seq_lens"] = np.array(seq_lens, dtype=np.int32)
             arrays["cu_seqlens_q"] = np.array(cu_seqlens, dtype=np.int32)
         return cls(chunks, **_uploaded(arrays, device))
-
-    @property
-    def rows(self) -> list[tuple[slice, Chunk]]:
-        """Each chunk with the rows of its tokens."""
-        ends = accumulate((chunk.stop - chunk.start for chunk in self.chunks), initial=0)
-        return [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), self.chunks, strict=True)]
 
 
 def _uploaded(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:

@@ -285,9 +285,9 @@ class LLM(AbstractContextManager):
         """Whether a step has something to compute or to return."""
         return bool(self._requests or self._ended or self._pieces)
 
-    def profile(self, *, ops: bool = False) -> Profile:
+    def profile(self) -> Profile:
         """A context manager that marks what steps do, see `pagewise.engine.profile`."""
-        return Profile(ops=ops)
+        return Profile()
 
     def _step(self) -> None:
         """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""

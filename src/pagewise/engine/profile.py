@@ -17,11 +17,10 @@ profile runs, a span costs a fraction of a microsecond.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import record_function
 
 _OFF = nullcontext()
 _running: "Profile | None" = None
@@ -59,25 +58,17 @@ class Profile:
     """A context manager that records `spans` of the engine, in the order in which they began.
 
     On a GPU, a span ends when the host has queued its work. The time of the device is in the span that waits for a
-    result, and in the trace. Only one profile can run at a time. A second one raises RuntimeError.
-
-    Args:
-        ops: add every operation of torch and every kernel of the GPU to the trace. Each operation then takes a few
-            microseconds more, which distorts the steps of small models. The first such profile takes seconds to begin.
+    result. Inside `torch.profiler.profile`, torch's trace has the spans too. A second profile raises RuntimeError.
     """
 
-    def __init__(self, *, ops: bool = False) -> None:
+    def __init__(self) -> None:
         self.spans: list[Span] = []
         self._step, self._depth = -1, 0
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-        self._ops = torch.profiler.profile(activities=activities) if ops else None
 
     def __enter__(self) -> "Profile":
         global _running
         if _running is not None:
             raise RuntimeError("a profile is running already: leave its `with` first")
-        if self._ops:
-            self._ops.start()
         self._begin = time.perf_counter()
         _running = self
         return self
@@ -85,8 +76,6 @@ class Profile:
     def __exit__(self, *_: object) -> None:
         global _running
         _running = None
-        if self._ops:
-            self._ops.stop()
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -95,7 +84,7 @@ class Profile:
         self._depth += 1
         self._step += depth == 0
         self.spans.append(Span(name, 0.0, 0.0, depth, self._step))
-        with record_function(name) if self._ops else _OFF:
+        with record_function(name) if torch._C._autograd._profiler_enabled() else _OFF:
             begin = time.perf_counter()
             try:
                 yield
@@ -116,10 +105,3 @@ class Profile:
                 outer = enclosing[depth - 1]
                 totals[outer] = totals[outer]._replace(own=totals[outer].own - seconds)
         return totals
-
-    def export(self, path: str | Path) -> None:
-        """Write the trace of a profile with `ops`, once, as JSON for ui.perfetto.dev or chrome://tracing."""
-        if self._ops is None:
-            raise RuntimeError("a profile has a trace only with ops=True")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._ops.export_chrome_trace(str(path))

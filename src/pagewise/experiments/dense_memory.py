@@ -6,6 +6,7 @@ such copies.
 """
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from math import prod
 
 import torch
@@ -41,7 +42,8 @@ class PaddedAttention:
 
     def of_step(self, batch: Batch, write: Write, read: Read) -> Attend:
         """Return the `Attend` of one step, over a memory that these two functions write and read."""
-        rows = batch.rows
+        ends = accumulate((chunk.stop - chunk.start for chunk in batch.chunks), initial=0)
+        rows = [(slice(*row), chunk) for row, chunk in zip(pairwise(ends), batch.chunks, strict=True)]
         decoding = [(row, chunk) for row, chunk in rows if row.stop - row.start == 1]
         lens = [chunk.stop for _, chunk in decoding]
         seq_lens = torch.tensor(lens, dtype=torch.int32, device=batch.token_ids.device)

@@ -122,7 +122,10 @@ def _measure(asked: argparse.Namespace) -> None:
             for name, llm in progress(engines.items(), "traces"):
                 path = asked.profile / f"{name}, {prompts}.json".replace(", ", "_").replace(" ", "-")
                 requests = workload.draw(model.config.vocab_size, sum(counts.values()), **sampling)
-                serve(llm, *requests, ops=True).profile.export(path)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with torch.profiler.profile() as trace:
+                    serve(llm, *requests)
+                trace.export_chrome_trace(str(path))
                 say(f"[profile] wrote: {path}")
 
 

@@ -89,11 +89,11 @@ class Run(NamedTuple):
         return sum(map(len, self.token_ids))
 
 
-def serve(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams], *, ops: bool = False) -> Run:
-    """Give an engine all requests, and step until it has answered. `ops`: see `Profile`."""
+def serve(llm: LLM, prompts: list[list[int]], sampling: list[SamplingParams]) -> Run:
+    """Give an engine all requests, and step until it has answered."""
     first: dict[int, float] = {}
     outputs, peak = [], 0
-    with llm.profile(ops=ops) as profile:
+    with llm.profile() as profile:
         begin = time.perf_counter()
 
         def note(piece) -> None:
