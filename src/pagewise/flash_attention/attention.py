@@ -75,8 +75,8 @@ def flash_attention(
     if alibi_slopes is not None or attn_mask is not None:
         options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    gpu = in_triton.gpu_of(q.device)
-    if backend == "cuda" or (backend == "auto" and gpu.sm > 0 and not gpu.has_triton_tensor_cores):
+    gpu = in_triton.gpu_of(q.device) if backend == "auto" else None
+    if backend == "cuda" or (gpu is not None and gpu.sm > 0 and not gpu.has_triton_tensor_cores):
         derivative = derivative_of(q, k, v)
         cannot = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
         if not cannot:

@@ -86,8 +86,8 @@ def outputs(inputs: FlashInputs, requires_grad: bool) -> tuple[Tensor, Tensor, T
     rounded, because D = rowsum(dO ∘ O) is subtracted from numbers close to it, and m and l, or L, as further columns.
     """
     (B, H, T, D), dtype = inputs.q.shape, torch.promote_types(inputs.q.dtype, torch.float32)
+    lse = torch.empty((B, H, T), dtype=dtype, device=inputs.q.device)
     columns = {"flash_attention_1": D + 2, "flash_attention_2": D + 1}.get(inputs.backend)
     size = (B, H, T, columns) if columns else (2, B, H, T)
     saves = requires_grad and (columns or (inputs.backend == "triton" and inputs.q.dtype == torch.float32))
-    lse = inputs.q.new_empty((B, H, T), dtype=dtype)
     return empty_like(inputs.q), lse, lse.new_empty(size if saves else 0)
