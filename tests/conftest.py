@@ -37,26 +37,17 @@ if importlib.util.find_spec("beartype"):
     def _jaxtyped(function=None, **options):
         """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.
 
-        The check of a function is made at its first call that is checked: most are never called in a process.
         A function within a function is made at each call of that, and to check it would be compiled each time.
         """
-        if function is None:
-            return functools.partial(_jaxtyped, **options)
         if "<locals>" in getattr(function, "__qualname__", ""):
             return function
-        if not inspect.isfunction(function):
-            return _with_shapes(function, **options)
-        checked = None
+        if function is None or not inspect.isfunction(function) or "Tensor" in str(inspect.signature(function)):
+            return functools.partial(_jaxtyped, **options) if function is None else _with_shapes(function, **options)
+        checked = typechecker(function)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            nonlocal checked
-            if jaxtyping.config.jaxtyping_disable:
-                return function(*args, **kwargs)
-            if checked is None:
-                of_tensors = "Tensor" in str(inspect.signature(function))
-                checked = _with_shapes(function, **options) if of_tensors else typechecker(function)
-            return checked(*args, **kwargs)
+            return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
 
         return call
 
