@@ -85,9 +85,11 @@ def outputs(inputs: FlashInputs, requires_grad: bool) -> tuple[Tensor, Tensor, T
     The Triton kernels save two numbers per query in float32, [2, B, H, T]. The papers' loops save O before it is
     rounded, because D = rowsum(dO ∘ O) is subtracted from numbers close to it, and m and l, or L, as further columns.
     """
-    (B, H, T, D), dtype = inputs.q.shape, torch.promote_types(inputs.q.dtype, torch.float32)
-    lse = torch.empty((B, H, T), dtype=dtype, device=inputs.q.device)
-    columns = {"flash_attention_1": D + 2, "flash_attention_2": D + 1}.get(inputs.backend)
-    size = (B, H, T, columns) if columns else (2, B, H, T)
-    saves = requires_grad and (columns or (inputs.backend == "triton" and inputs.q.dtype == torch.float32))
-    return empty_like(inputs.q), lse, lse.new_empty(size if saves else 0)
+    q, (B, H, T, D) = inputs.q, inputs.q.shape
+    lse = torch.empty((B, H, T), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+    size = (0,)
+    if requires_grad and inputs.backend == "triton" and q.dtype == torch.float32:
+        size = (2, B, H, T)
+    elif requires_grad and inputs.backend.startswith("flash_attention_"):
+        size = (B, H, T, D + (2 if inputs.backend == "flash_attention_1" else 1))
+    return empty_like(q), lse, lse.new_empty(size)
