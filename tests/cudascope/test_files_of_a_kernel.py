@@ -274,7 +274,8 @@ def test_a_build_is_found_again_without_the_compiler(changing, tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_missing_header_that_is_installed_is_a_new_build(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_build, "_OF_SYSTEM", (tmp_path / "system",))
-    source = "#include <lacking_here.h>\n__global__ void k(int* x) { if (*x) { *x = lacking(); } }"
+    code = "#include <lacking_here.h>\n__global__ void k(int* x) { if (*x) { *x = lacking(); } }"
+    source = f"// {tmp_path}: an earlier run looked for the header elsewhere\n{code}"
     kernel = CudaKernel(source, "k")
     assert result(kernel) == [0]
     first = kernel._on_cpu.library(False).path
