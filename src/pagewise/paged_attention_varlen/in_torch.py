@@ -85,30 +85,36 @@ class PlanInTorch:
 
     def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
-        if self._in_cpp is not None and not self.groups:
-            out = torch.zeros_like(q)
-            if self._in_cpp.attend(q, k_cache, v_cache, out):
-                return out
-        return self.attend_with_lse(q, k_cache, v_cache, wants_lse=False)[0]
-
-    def attend_with_lse(
-        self, q: Packed, k_cache: Cache, v_cache: Cache, *, wants_lse: bool = True
-    ) -> tuple[Packed, Float[Tensor, "total_q H"]]:
-        """Return (out, lse) of `paged_attention_varlen` for one layer. Nothing is checked."""
-        out = torch.zeros_like(q)
-        lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        groups = self.groups
-        if self._in_cpp is not None and (wants_lse or not self._in_cpp.attend(q, k_cache, v_cache, out)):
+        out, groups = torch.zeros_like(q), self.groups
+        if self._in_cpp is not None and not self._in_cpp.attend(q, k_cache, v_cache, out):
             groups = [*groups, *self._groups_of_single]
+        return self._attend_in(groups, q, k_cache, v_cache, out, None)[0] if groups else out
+
+    def attend_with_lse(self, q: Packed, k_cache: Cache, v_cache: Cache) -> tuple[Packed, Float[Tensor, "total_q H"]]:
+        """Return (out, lse) of `paged_attention_varlen` for one layer. Nothing is checked."""
+        lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        groups = [*self.groups, *self._groups_of_single]
+        return self._attend_in(groups, q, k_cache, v_cache, torch.zeros_like(q), lse)
+
+    def _attend_in(
+        self,
+        groups: list[Group],
+        q: Packed,
+        k_cache: Cache,
+        v_cache: Cache,
+        out: Packed,
+        lse: Float[Tensor, "total_q H"] | None,
+    ) -> tuple[Packed, Float[Tensor, "total_q H"] | None]:
+        """Return (out, lse) with the rows of these groups. None: no lse is wanted."""
         for group in groups:
             queries = q[group.rows].transpose(1, 2)
             k, v = _gathered(k_cache, group.slots), _gathered(v_cache, group.slots, group.padding)
-            outs, lses = self._dense(group, queries, k, v, wants_lse)
+            outs, lses = self._dense(group, queries, k, v, lse is not None)
             outs = outs if self.step.v_scale == 1.0 else outs * self.step.v_scale
             outs = outs.transpose(1, 2).to(q.dtype)
             # a derivative, and a transform, needs a new tensor
             out = out.index_put_((group.rows,), outs) if self.step.plain else out.index_put((group.rows,), outs)
-            if lses is not None:
+            if lse is not None:
                 lse = lse.index_put((group.rows,), lses.transpose(1, 2))
         return out, lse
 
