@@ -4,8 +4,8 @@
 // torch needs seven operators for an RMSNorm and eight for RoPE. Each of them reads and writes a whole tensor, and its
 // start takes as long as its work on the few rows of a decode step. Here a row is read once or twice, from a cache.
 //
-// A tensor [A, B, n] has A · B rows of n neighbours, where n is a multiple of W. Sums are float32. Results are rounded to T where torch's operators round, so
-// they differ from torch's in the order of sums and in the last bits of exp alone.
+// A tensor [A, B, n] has A · B rows of n neighbours, where n is a multiple of W. Sums are float32. Results are rounded
+// to T where torch's operators round, so they differ from torch's in the order of sums and in the last bits of exp alone.
 
 #include "vectors.h"
 
@@ -99,22 +99,22 @@ void likeliest(Tensor x, const int64_t* rows, int64_t count, int64_t n, int64_t*
 
 }  // namespace
 
-#define FUNCTIONS(name, T)                                                                                        \
-    extern "C" void rms_norm_##name(Tensor x, const T* weight, Tensor out, int64_t A, int64_t B, int64_t n,        \
-                                    float eps, int num_threads) {                                                 \
-        rms_norm(x, weight, out, A, B, n, eps, num_threads);                                                      \
-    }                                                                                                             \
-    extern "C" void rotate_##name(Tensor x, const float* cos, const float* sin, int64_t heads, int64_t rows,        \
-                                  int64_t D, int num_threads) {                                                   \
-        rotate<T>(x, cos, sin, heads, rows, D, num_threads);                                                      \
-    }                                                                                                             \
-    extern "C" void silu_and_mul_##name(Tensor gate, Tensor up, Tensor out, int64_t A, int64_t B, int64_t n,            \
-                                        int num_threads) {                                                        \
-        silu_and_mul<T>(gate, up, out, A, B, n, num_threads);                                                     \
-    }                                                                                                             \
-    extern "C" void likeliest_##name(Tensor x, const int64_t* rows, int64_t count, int64_t n, int64_t* tokens,    \
-                                     float* logprobs, int num_threads) {                                          \
-        likeliest<T>(x, rows, count, n, tokens, logprobs, num_threads);                                           \
+#define FUNCTIONS(name, T)                                                                                     \
+    extern "C" void rms_norm_##name(Tensor x, const T* weight, Tensor out, int64_t A, int64_t B, int64_t n,    \
+                                    float eps, int num_threads) {                                              \
+        rms_norm(x, weight, out, A, B, n, eps, num_threads);                                                   \
+    }                                                                                                          \
+    extern "C" void rotate_##name(Tensor x, const float* cos, const float* sin, int64_t heads, int64_t rows,   \
+                                  int64_t D, int num_threads) {                                                \
+        rotate<T>(x, cos, sin, heads, rows, D, num_threads);                                                   \
+    }                                                                                                          \
+    extern "C" void silu_and_mul_##name(Tensor gate, Tensor up, Tensor out, int64_t A, int64_t B, int64_t n,   \
+                                        int num_threads) {                                                     \
+        silu_and_mul<T>(gate, up, out, A, B, n, num_threads);                                                  \
+    }                                                                                                          \
+    extern "C" void likeliest_##name(Tensor x, const int64_t* rows, int64_t count, int64_t n, int64_t* tokens, \
+                                     float* logprobs, int num_threads) {                                       \
+        likeliest<T>(x, rows, count, n, tokens, logprobs, num_threads);                                        \
     }
 FUNCTIONS(float32, float)
 FUNCTIONS(bfloat16, BFloat16)

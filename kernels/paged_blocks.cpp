@@ -4,13 +4,26 @@
 
 #include "vectors.h"
 
+namespace {
+
 // x is k or v [T, Hkv, D], and cache [N, P, Hkv, D]. A slot of -1 writes nowhere.
-#define FUNCTION(name, T)                                                                                          \
-    extern "C" void write_##name(Tensor x, Tensor cache, const int64_t* slots, int64_t rows, int64_t heads,        \
-                                 int64_t D, int64_t P) {                                                           \
-        for (int64_t row = 0; row < rows; row++)                                                                   \
-            for (int64_t head = 0; head < heads && slots[row] >= 0; head++)                                        \
-                std::memcpy(at<T>(cache, slots[row] / P, slots[row] % P, head), at<T>(x, row, head, 0), D * sizeof(T)); \
+template <class T>
+void write(const Tensor& x, const Tensor& cache, const int64_t* slots, int64_t rows, int64_t heads, int64_t D,
+           int64_t P) {
+    for (int64_t row = 0; row < rows; row++) {
+        if (slots[row] < 0) continue;
+        const int64_t block = slots[row] / P, offset = slots[row] % P;
+        for (int64_t head = 0; head < heads; head++)
+            std::memcpy(at<T>(cache, block, offset, head), at<T>(x, row, head, 0), D * sizeof(T));
+    }
+}
+
+}  // namespace
+
+#define FUNCTION(name, T)                                                                                   \
+    extern "C" void write_##name(Tensor x, Tensor cache, const int64_t* slots, int64_t rows, int64_t heads, \
+                                 int64_t D, int64_t P) {                                                    \
+        write<T>(x, cache, slots, rows, heads, D, P);                                                       \
     }
 FUNCTION(float32, float)
 FUNCTION(bfloat16, BFloat16)

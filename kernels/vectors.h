@@ -1,4 +1,4 @@
-// Vectors of 16 numbers, and tensors, for the kernels of this folder that run on a CPU. Vectors are float32 in registers.
+// Vectors of 16 numbers in float32, and tensors, for the kernels of this folder that run on a CPU.
 
 #include <cmath>
 #include <cstdint>

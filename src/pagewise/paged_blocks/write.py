@@ -128,6 +128,19 @@ def kv_writer(
             torch.ops.pagewise.write_kv_cache(k_caches[layer], v_caches[layer], slots, k, v, k_scale, v_scale)
 
         return launch_for
+    in_torch = functools.partial(_writer_in_torch, k_caches, v_caches, slots, k_scale, v_scale)
+    if is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots):
+        return _writer_in_cpp(k_caches, v_caches, slots, in_torch)
+    return in_torch()
+
+
+def _writer_in_torch(
+    k_caches: Sequence[Tensor] | Tensor,
+    v_caches: Sequence[Tensor] | Tensor,
+    slots: Tensor,
+    k_scale: float,
+    v_scale: float,
+) -> Callable[[int, Tensor, Tensor], None]:
     _, P, _, _ = cache_sizes(k_caches[0], v_caches[0])
     kept = (slots != -1).nonzero()[:, 0]
     block, offset = slots[kept] // P, slots[kept] % P
@@ -143,8 +156,7 @@ def kv_writer(
             k_cache[block, :, :, offset] = k.unflatten(-1, (-1, k_cache.shape[-1]))  # [T, Hkv, D/x, x]
             v_cache[block, :, :, offset] = v
 
-    fits = is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)
-    return _in_cpp(write, k_caches, v_caches, slots) if fits else write
+    return write
 
 
 @functools.cache
@@ -162,23 +174,23 @@ def _fits(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
     return low >= -1 and high < k_cache.shape[0] * k_cache.shape[1] and slots.is_contiguous()
 
 
-def _in_cpp(
-    write: Callable, k_caches: Sequence[Tensor] | Tensor, v_caches: Sequence[Tensor] | Tensor, slots: Tensor
+def _writer_in_cpp(
+    k_caches: Sequence[Tensor] | Tensor, v_caches: Sequence[Tensor] | Tensor, slots: Tensor, in_torch: Callable
 ) -> Callable[[int, Tensor, Tensor], None]:
-    """Return `write` by the kernel, which leaves to `write` itself what it cannot read."""
+    """Return a writer by the kernel, which leaves to the writer `in_torch()` what it cannot read."""
     (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
     kernel, shape = _library()["write", dtype], (len(slots), *sizes)
 
-    def write_in_cpp(layer: int, k: Tensor, v: Tensor) -> None:
+    def write(layer: int, k: Tensor, v: Tensor) -> None:
         for x in (k, v):
             if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1:
-                write(layer, k, v)
+                in_torch()(layer, k, v)
                 return
         for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):
             places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3])
             kernel(*places, slots.data_ptr(), *shape, P)
 
-    return write_in_cpp
+    return write
 
 
 @torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))
