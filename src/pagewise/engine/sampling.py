@@ -64,8 +64,13 @@ def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
 def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     """A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next."""
     size = max(1, IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
-    if not 0 < len(rows) <= size:
-        return [pick for i in range(0, len(rows), size) for pick in _in_torch(logits, rows[i : i + size])]
+    picks = []
+    for start in range(0, len(rows), size):
+        picks += _picks(logits, rows[start : start + size])
+    return picks
+
+
+def _picks(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     if (wanted := list(map(LOGITS, rows))) != list(range(len(logits))):
         logits = logits[wanted]
     logits = logits.float()
