@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig
+from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig, in_cpp
+from pagewise.models import linear as packed_linear
 from pagewise.models.linear import Conv1D, Linear, PackedWeights
 
 ALL = 2**40  # bytes: more than any model here has
@@ -27,32 +28,31 @@ def logits_of(model, num_tokens, dtype):
     return model.to(dtype).requires_grad_(False)(token_ids, token_ids, lambda layer, q, k, v: q)
 
 
-class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-    """Counts products, by whether a packed weight was read."""
+@pytest.fixture
+def reads(monkeypatch):
+    """Products by packed weights: the number of rows of each, and the thread."""
+    found, by_copy = [], packed_linear._by_copy
 
-    def __init__(self):
-        super().__init__()
-        self.packed = self.plain = 0
+    def noting(packed, x, bias):
+        found.append((x.numel() // x.shape[-1], threading.get_ident()))
+        return by_copy(packed, x, bias)
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        self.packed += "_linear_pointwise" in str(operation)
-        self.plain += str(operation).split(".")[1] in ("linear", "addmm", "mm", "t")
-        return operation(*args, **kwargs or {})
+    monkeypatch.setattr(packed_linear, "_by_copy", noting)
+    return found
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["llama", "tied", "gpt2"])
-def test_packed_weights_give_the_same_logits_but_for_rounding(name, dtype, num_tokens):
+def test_packed_weights_give_the_same_logits_but_for_rounding(name, dtype, num_tokens, reads):
     torch.manual_seed(0)
     model = models()[name]
     exact, plain = logits_of(model, num_tokens, torch.float64), logits_of(model, num_tokens, dtype)
     weights = PackedWeights(model, ALL)
     assert len(weights) == (9 if PACKS[dtype] else 0)  # of two layers: q with k and v, gate with up are one weight each
-    with weights, Recorder() as seen:
+    with torch.no_grad(), weights:
         packed = logits_of(model, num_tokens, dtype)
-    reads = len(weights) if num_tokens > 1 or dtype == torch.bfloat16 else 0
-    assert seen.packed == reads
+    assert len(reads) == len(weights)
     assert packed.dtype == dtype
     error, usual = ((x.double() - exact).abs().max() for x in (packed, plain))
     assert error <= 4 * usual + 1e-12
@@ -76,7 +76,7 @@ def test_a_weight_that_has_changed_is_read_as_it_is(kind, change):
     weights = PackedWeights(holder, ALL)
     assert len(weights) == AVX
     change(layer)
-    with weights:
+    with torch.no_grad(), weights:
         found = layer(x)
     weight = layer.weight.T if kind is Conv1D else layer.weight
     torch.testing.assert_close(found, linear(x, weight, layer.bias))
@@ -88,7 +88,7 @@ def test_weights_packed_as_one_are_read_as_they_are(change, name):
     model = models()["llama"].requires_grad_(False)
     weights, token_ids = PackedWeights(model, ALL), torch.arange(5)[None]
     change(model.model["layers"][1].self_attn.get_submodule(name))
-    with weights:
+    with torch.no_grad(), weights:
         found = model(token_ids, token_ids, lambda layer, q, k, v: q + k.sum() + v.sum())
     expected = model(token_ids, token_ids, lambda layer, q, k, v: q + k.sum() + v.sum())
     torch.testing.assert_close(found, expected)
@@ -121,32 +121,58 @@ def test_a_hook_and_another_layer_are_heard(register, num_tokens):
     ):
         change()
         expected = logits()
-        with weights:
+        with torch.no_grad(), weights:
             torch.testing.assert_close(logits(), expected)
         assert not torch.allclose(expected, before)
         before = expected
 
 
-def test_other_threads_autocast_strides_and_empty_batches():
+def test_other_threads_autocast_strides_and_empty_batches(reads):
     layer = Linear(8, 6).requires_grad_(False)
     holder = torch.nn.ModuleList([layer])
     holder.config = GPT2Config(4, 4, 1, 1, tie_word_embeddings=False)
-    x, elsewhere = torch.randn(8, 5), []
-    with PackedWeights(holder, ALL), Recorder() as seen:
+    x = torch.randn(8, 5)
+    with torch.no_grad(), PackedWeights(holder, ALL):
         torch.testing.assert_close(layer(x.T), linear(x.T, layer.weight, layer.bias))
         assert layer(x.T[:0]).shape == (0, 6)
-        before = seen.packed
-
-        def work():
-            with Recorder() as theirs:
-                layer(x.T)
-            elsewhere.append(theirs.packed)
-
-        thread = threading.Thread(target=work)
+        thread = threading.Thread(target=layer, args=(x.T,))
         thread.start(), thread.join()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert layer(x.T).dtype == torch.bfloat16
-        assert (before, seen.packed, elsewhere) == (AVX, AVX, [0])
+    assert reads == [(5, threading.get_ident())] * AVX
+
+
+@pytest.mark.parametrize("seen", [torch.enable_grad, lambda: torch.autocast("cpu")], ids=["gradients", "autocast"])
+def test_weights_are_read_as_they_are_while_torch_has_to_see_it(seen, reads):
+    layer = Linear(8, 6)
+    holder = torch.nn.ModuleList([layer])
+    holder.config = GPT2Config(4, 4, 1, 1, tie_word_embeddings=False)
+    with torch.no_grad(), seen(), PackedWeights(holder, ALL):
+        layer(torch.randn(3, 8))
+    assert not reads
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("N", "K"), [(32, 32), (6, 8), (33, 31), (70, 100), (64, 257)])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_row_has_the_same_bits_beside_any_other_rows(dtype, N, K, num_threads):
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(N, K).to(dtype), torch.randn(N).to(dtype), torch.randn(64, 2 * K).to(dtype)[:, :K]
+    product = in_cpp.packed_product(weight)
+    if product is None:
+        pytest.skip("this machine runs no such kernel")
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for given in (None, bias):
+            alone = torch.cat([product(x[i : i + 1], given) for i in range(64)])
+            exact = x.double() @ weight.double().T + (0 if given is None else given.double())
+            error = (alone.double() - exact).abs() / (exact.abs() + K**0.5)
+            assert error.max() < (1e-6 if dtype == torch.float32 else 8e-3)
+            for rows in (0, 1, 2, 11, 12, 13, 16, 17, 25, 32, 33, 64):
+                assert torch.equal(product(x[:rows], given), alone[:rows])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_too_large_a_model_is_not_packed():

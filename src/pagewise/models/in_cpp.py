@@ -3,8 +3,10 @@
 Each function returns None where the kernel cannot do what it is asked for. Its caller then takes torch's operators.
 """
 
+import contextlib
 import ctypes
 import functools
+import mmap
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,9 +17,11 @@ from torch import Tensor
 
 import pagewise.kernels
 from pagewise.tools.cpp import WIDTH, CTensor, functions
+from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import is_plain
 
-SOURCE = Path(pagewise.kernels.__file__).parent / "decoder.cpp"
+PANEL = 32  # outputs whose weights linear.cpp packs together
+KERNELS = Path(pagewise.kernels.__file__).parent
 
 
 class _Here(threading.local):
@@ -32,7 +36,7 @@ def library() -> dict | None:
     """Return the compiled kernels by name and dtype, or None where they cannot run."""
     address, sizes, threads = ctypes.c_void_p, [ctypes.c_int64] * 3, ctypes.c_int
     return functions(
-        SOURCE,
+        KERNELS / "decoder.cpp",
         rms_norm=[CTensor, address, CTensor, *sizes, ctypes.c_float, threads],
         rotate=[CTensor, address, address, *sizes, threads],
         silu_and_mul=[*[CTensor] * 3, *sizes, threads],
@@ -40,10 +44,14 @@ def library() -> dict | None:
     )
 
 
-def switch(on: bool) -> None:
-    """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes."""
+def switch(on: bool) -> bool:
+    """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes.
+
+    Return whether torch need not see it.
+    """
     unseen = on and is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
     _here.kernels = (library() if unseen else None) or {}
+    return unseen
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"] | None:
@@ -103,3 +111,43 @@ def likeliest(logits: Float[Tensor, "n vocab"], rows: list[int]) -> list[tuple[i
     sizes, outputs = (len(rows), logits.shape[1]), (tokens.data_ptr(), logprobs.data_ptr())
     kernel(CTensor(logits.data_ptr(), logits.stride()), wanted.data_ptr(), *sizes, *outputs, num_threads)
     return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+
+@functools.cache
+def products() -> dict | None:
+    """Return the compiled functions of linear.cpp, or None where they cannot run."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return None
+    sizes, address, threads = [ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int
+    return functions(
+        KERNELS / "linear.cpp",
+        pack=[address, address, *sizes[:2], threads],
+        product=[address, ctypes.c_int64, *[address] * 3, *sizes, threads],
+        allow=[],
+    )
+
+
+def packed_product(weight: Float[Tensor, "N K"]) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """Return the function (x[rows, K], bias[N] or None) -> x Wᵀ + b of a packed copy, or None where no kernel runs."""
+    found, dtype, (N, K) = products(), weight.dtype, weight.shape
+    if found is None or ("product", dtype) not in found or not found["allow", dtype]():
+        return None
+    packed, weight = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype), weight.contiguous()
+    use_huge_pages(packed)
+    found["pack", dtype](weight.data_ptr(), packed.data_ptr(), N, K, torch.get_num_threads())
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        x, out = x if x.stride(1) == 1 else x.contiguous(), torch.empty(len(x), N, dtype=dtype)
+        places = packed.data_ptr(), 0 if bias is None else bias.contiguous().data_ptr(), out.data_ptr()
+        found["product", dtype](x.data_ptr(), x.stride(0), *places, len(x), N, K, torch.get_num_threads())
+        return out
+
+    return product
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask Linux for pages of 2 MiB. In pages of 4 KiB, a core that reads a large tensor waits for their addresses."""
+    size, start = 2**21, tensor.data_ptr() & -(2**21)
+    with contextlib.suppress(AttributeError):  # a system without madvise
+        length = ctypes.c_size_t(cdiv(tensor.data_ptr() + tensor.nbytes - start, size) * size)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), length, mmap.MADV_HUGEPAGE)

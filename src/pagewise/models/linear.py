@@ -6,13 +6,13 @@ packs the weights of its model once, and computes its steps inside the context `
 """
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
 from pagewise.models import in_cpp
 
@@ -20,7 +20,7 @@ from pagewise.models import in_cpp
 class Packed(NamedTuple):
     """A packed copy of the weights of some layers, end to end, as they were."""
 
-    copy: Tensor
+    product: Callable[[Tensor, Tensor | None], Tensor]  # product(x[rows, K], bias[N]) -> [rows, N]
     sources: list[tuple[nn.Module, Tensor, int, int]]  # layers, and weights with the addresses and versions they had
     rows: range  # numbers of rows for which the copy is read
 
@@ -61,11 +61,7 @@ def _fits(x: Tensor, weight: Tensor) -> bool:
 
 
 def _by_copy(packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None) -> Float[Tensor, "*rows N"]:
-    flat, rows = x.reshape(-1, x.shape[-1]), x.numel() // x.shape[-1]
-    if rows > 64 and rows % 8:  # oneDNN keeps a kernel for each number of rows, and so there are fewer
-        flat = pad(flat, (0, 0, 0, -rows % 8))
-    out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
-    return out[:rows].view(*x.shape[:-1], -1)
+    return packed.product(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], -1)
 
 
 class Linear(nn.Linear):
@@ -125,8 +121,7 @@ class PackedWeights:
                 changed = layer.weight is not weight or weight.data_ptr() != address or weight._version != version
                 if changed or (len(key) > 1 and (layer._forward_hooks or layer._forward_pre_hooks)):
                     self._packed.pop(key, None)
-        _here.packed = self._packed
-        in_cpp.switch(on=self._on_cpu)
+        _here.packed = self._packed if in_cpp.switch(on=self._on_cpu) else {}
 
     def __exit__(self, *_: object) -> None:
         _here.packed = {}
@@ -146,8 +141,14 @@ def _can_pack(weight: Tensor) -> bool:
 def _pack(layers: list[nn.Module]) -> Packed:
     with torch.no_grad():
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
-    copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
-    # torch reads a weight in float32 as it is for a single row, and for many rows the copy gains little
-    rows = range(2, 65) if whole.dtype == torch.float32 else range(1, 2**31)
+    product = in_cpp.packed_product(whole)
+    if product is None:
+        copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
+
+        def product(x: Tensor, bias: Tensor | None) -> Tensor:
+            return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+
+    # in float32, a copy gains nothing for many rows
+    rows = range(1, 65) if whole.dtype == torch.float32 else range(1, 2**31)
     sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
-    return Packed(copy, sources, rows)
+    return Packed(product, sources, rows)
