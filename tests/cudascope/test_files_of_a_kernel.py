@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 import cudascope
+from conftest import ROOT
 from cudascope import CompileError, CudaKernel
 from cudascope.cpp.source import Source
 from cudascope.cpu import build as cpu_build
 from cudascope.cpu.build import Kept, build_key
 from cudascope.cpu.library import load
-from cudascope.toolchain import cache, headers, nvrtc, precompiled
+from cudascope.toolchain import cache, headers, nvrtc, precompiled, ptxas
 from cudascope.toolchain.cache import cache_dir, code_of, prune
 from cudascope.toolchain.compiler import without_own_headers
 from cudascope.toolchain.headers import is_foreign
@@ -99,9 +100,13 @@ __global__ void k(real* x) { int at = 0; VALUES }
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A source whose headers are there several times. Those with 1 are the right ones."""
-    root = tmp_path_factory.mktemp("my project (2)")
+def project():
+    """A source whose headers are there several times. Those with 1 are the right ones.
+
+    The folder is the same in each run: the next one finds the builds, and leaves no precompiled header of its own.
+    """
+    root = ROOT / "build" / "tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone") / "my project (2)"
+    shutil.rmtree(root, ignore_errors=True)
     right = {
         "a/src/beside.h": "#define BESIDE 1\nusing real = int;",
         "a/above.h": "#define ABOVE 1",
@@ -269,6 +274,27 @@ def test_a_build_is_found_again_without_the_compiler(changing, tmp_path, monkeyp
     assert result(kernel) == [1]
     opened = ("src/n.h", "two/m.h", "src/called.h", "two/late.h")
     assert kernel._on_cpu.library(False).files == tuple(f"{tmp_path}/{name}" for name in opened)
+
+
+def test_what_ptxas_said_is_found_again_for_the_same_text_and_gpu_alone(own_cache, monkeypatch):
+    empty = ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k() { ret; }\n"
+    shared = empty.replace("{", "{ .shared .align 4 .b8 tile[64];")
+    runs, real = [], ptxas.run_ptxas
+    monkeypatch.setattr(ptxas, "run_ptxas", lambda *args: runs.append(args) or real(*args))
+    for _ in range(2):  # the second time as in another process
+        ptxas.resources_of.cache_clear()
+        found = [
+            ptxas.resources_of(ptxas.PtxText(text, "k", "sm_80"), sm) for text in (empty, shared) for sm in (80, 90)
+        ]
+        assert [each.shared_bytes for each in found] == [0, 0, 64, 64]
+        assert ptxas.resources_of(ptxas.PtxText("no PTX", "k", "sm_80"), 80) is None
+    assert len(runs) == 4 + 2, "a failure is not kept"
+    monkeypatch.setattr(cache, "_IN_DOUBT", -1)
+    prune(max_age=-1)
+    assert not [*own_cache.glob("*.ptxas")]
+    monkeypatch.setattr(ptxas, "_program", lambda *_: None)
+    ptxas.resources_of.cache_clear()
+    assert ptxas.resources_of(ptxas.PtxText(empty, "k", "sm_80"), 80) is None
 
 
 @pytest.mark.slow

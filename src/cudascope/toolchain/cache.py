@@ -29,7 +29,7 @@ _IN_DOUBT = 3600
 _EVERY = 3600  # seconds between two prunings
 
 _BUILD = re.compile(
-    r"(?:.+-)?[0-9a-f]{32}(?:-instrumented)?\.(?:so|files|lock|cubin|ptx|triton\.json)|(?:headers|precompiled)-[0-9a-f]{32}"
+    r"(?:.+-)?[0-9a-f]{32}(?:-instrumented)?\.(?:so|files|lock|cubin|ptx|ptxas|triton\.json)|(?:headers|precompiled)-[0-9a-f]{32}"
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudascope.gpus import H100, thread_blocks_per_sm
+from cudascope.toolchain.cache import cache_dir, digest, publish, used
 
 _OF_CUDA_12_8 = (8, 7)  # the newest version of PTX that the older ptxas of Triton's wheel compiles
 
@@ -41,19 +42,30 @@ def resources_of(ptx: PtxText, sm: int) -> Resources | None:
     """Return the resources of the kernel on a GPU of compute capability `sm`.
 
     PTX for a GPU with special features ("sm_90a") is compiled for that GPU alone, and PTX for a later GPU than `sm` for
-    the later one. The result is None without a ptxas, and for text that ptxas does not compile.
+    the later one. What ptxas says is kept in the cache of kernels. The result is None without a ptxas, and for text
+    that ptxas does not compile.
     """
     wanted = int(re.search(r"\d+", ptx.target)[0])
     target = ptx.target if wanted > sm or ptx.target[-1].isalpha() else f"sm_{sm}"
-    done = run_ptxas(ptx, target, os.devnull)
-    return None if done is None or done.returncode else read_resources(done.stderr + done.stdout, ptx.entry)
+    program = _program(ptx, target)
+    if program is None:
+        return None
+    made = os.stat(program)
+    kept = cache_dir() / f"{digest(*ptx, target, program, f'{made.st_size} {made.st_mtime_ns}')}.ptxas"
+    try:
+        report = used(kept).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        done = run_ptxas(ptx, target, os.devnull)
+        if done.returncode:
+            return None
+        report = done.stderr + done.stdout
+        publish(kept, report.encode())
+    return read_resources(report, ptx.entry)
 
 
 def run_ptxas(ptx: PtxText, target: str, output: str) -> subprocess.CompletedProcess | None:
     """Compile the kernel to the cubin `output`. The result is what ptxas said, or None without a ptxas."""
-    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx.text, re.MULTILINE)
-    is_new = target.startswith("sm_1") or (version is not None and tuple(map(int, version.groups())) > _OF_CUDA_12_8)
-    program = tool_of_triton("ptxas-blackwell" if is_new else "ptxas") or shutil.which("ptxas")
+    program = _program(ptx, target)
     if program is None:
         return None
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".ptx") as file:
@@ -61,6 +73,13 @@ def run_ptxas(ptx: PtxText, target: str, output: str) -> subprocess.CompletedPro
         file.flush()
         command = [program, "-v", "--gpu-name", target, "--entry", ptx.entry, file.name, "-o", output]
         return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _program(ptx: PtxText, target: str) -> str | None:
+    """The ptxas that knows the GPU and the version of PTX, or None."""
+    version = re.search(r"^\s*\.version\s+(\d+)\.(\d+)", ptx.text, re.MULTILINE)
+    is_new = target.startswith("sm_1") or (version is not None and tuple(map(int, version.groups())) > _OF_CUDA_12_8)
+    return tool_of_triton("ptxas-blackwell" if is_new else "ptxas") or shutil.which("ptxas")
 
 
 def registers_of(ptx: PtxText, sm: int) -> int | None:
