@@ -164,6 +164,20 @@ def test_a_solution_is_shown_as_a_folded_block_of_code(name, language):
     assert repr(show(name)) == BY_NAME[name].solution
 
 
+def test_several_solutions_are_shown_as_one_fold_each_with_its_name():
+    both = show("causal_mask", "warp_sum")
+    first, second, _ = both._repr_markdown_().split("</details>")
+    assert "<summary>A solution of causal_mask</summary>\n\n```python" in first
+    assert "<summary>A solution of warp_sum</summary>\n\n```cpp" in second
+    assert repr(both) == BY_NAME["causal_mask"].solution + "\n\n\n" + BY_NAME["warp_sum"].solution
+
+
+@pytest.mark.parametrize("names", [(), ("causal_mask", "casual_mask")])
+def test_a_solution_that_cannot_be_shown_is_refused_with_the_names_that_can(names):
+    with pytest.raises(ValueError, match=r"casual_mask|at least one name.*causal_mask"):
+        show(*names)
+
+
 def test_a_verdict_shows_itself_counts_as_right_and_is_the_same_every_time():
     wrong = judge("causal_mask", mistakes["causal_mask"]["top left"][0])
     assert repr(wrong) == wrong.message == judge("causal_mask", mistakes["causal_mask"]["top left"][0]).message

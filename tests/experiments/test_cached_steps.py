@@ -11,12 +11,12 @@ from pagewise.experiments.cached_steps import (
     least_step,
     least_steps,
     ms_until_full,
+    new_caches,
     next_token,
     random_model,
     shapes_of_call,
     users_that_fit,
 )
-from pagewise.kv_cache import KVCache
 from pagewise.tools.roofline import A100, H100, MEMORY
 
 
@@ -67,7 +67,8 @@ def test_the_next_token_has_the_same_logits_with_a_cache_and_without_any_number_
 @torch.no_grad()
 def test_shapes_of_a_prefill_and_of_a_decode():
     model = random_model(torch.device("cpu"), 128)
-    caches = [KVCache(1, 1, 8, 64) for _ in range(4)]
+    caches = new_caches(model, 8)
+    assert [each.nbytes for each in caches] == [2 * 8 * 64 * 4] * 4
     new, prefill = shapes_of_call(model, torch.arange(5)[None], caches)
     _, decode = shapes_of_call(model, new, caches)
     assert new.shape == (1, 1)

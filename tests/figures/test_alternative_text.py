@@ -41,3 +41,9 @@ def test_every_panel_is_named(shown, shapes_unchecked):
     panels = {"scores": torch.eye(2), "weights": torch.eye(2)}
     heatmaps(panels, xlabel="key", ylabel="query", suptitle="Who looks where?")
     assert words(shown[0]) == "Who looks where? scores. query over key. weights. key."
+
+
+def test_equations_are_said_with_the_shape_of_each_matrix(shown, shapes_unchecked):
+    a, b = torch.ones(2, 3), torch.ones(3, 1)
+    figures.equations([[("a", a), "×", ("$b^T$", b), "=", ("ab", a @ b)], [("half", a / 2)]], title="What comes out?")
+    assert words(shown[0]) == "a [2, 3] × b^T [3, 1] = ab [2, 1]; half [2, 3]. All numbers are inside."

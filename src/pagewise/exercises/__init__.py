@@ -4,7 +4,7 @@
     check.causal_mask(theirs)             # Verdict(right, message): right, or the smallest failing case and a hint
     check.hint("causal_mask")             # the hint for the last answer, or for the text to start from
     check.progress(3)                     # what is solved in lesson 3; check.progress(): in all lessons
-    show("causal_mask")                   # the solution, as a block of code
+    show("causal_mask", "safe_softmax")   # the solutions, each as a folded block of code
 
 `solutions` and `mistakes` are mappings: name → a right answer, and name → the natural wrong ones, each with its hint.
 """

@@ -83,17 +83,33 @@ class Text(str):
     __repr__ = str.__str__
 
 
-class Folded(Text):
-    """Source text that a notebook shows as a folded block of code, so that no reader sees it by accident."""
+class Solutions(tuple[str, ...]):
+    """Names of exercises. A notebook shows their solutions folded, so that no reader sees one by accident."""
+
+    def __repr__(self) -> str:
+        return "\n\n\n".join(BY_NAME[name].solution for name in self)
 
     def _repr_markdown_(self) -> str:
-        block = f"```{'cpp' if '__global__' in self else 'python'}\n{self}\n```"
-        return f"<details><summary>A solution</summary>\n\n{block}\n\n</details>"
+        return "\n\n".join(map(self._folded, self))
+
+    def _folded(self, name: str) -> str:
+        solution = BY_NAME[name].solution
+        title = "A solution" if len(self) == 1 else f"A solution of {name}"
+        block = f"```{'cpp' if '__global__' in solution else 'python'}\n{solution}\n```"
+        return f"<details><summary>{title}</summary>\n\n{block}\n\n</details>"
 
 
-def show(name: str) -> Folded:
-    """Return the solution of an exercise, as a folded cell of the lesson shows it."""
-    return Folded(BY_NAME[name].solution)
+def show(*names: str) -> Solutions:
+    """Return the solutions of exercises, which show themselves folded as the last expression of a cell.
+
+    Raises:
+        ValueError: there is no name, or no exercise has this name.
+    """
+    unknown = ", ".join(name for name in names if name not in BY_NAME)
+    if unknown or not names:
+        problem = f"there is no exercise {unknown}" if unknown else "give at least one name"
+        raise ValueError(f"{problem}: there are {', '.join(BY_NAME)}")
+    return Solutions(names)
 
 
 class Catalogue(Mapping[str, object]):

@@ -103,6 +103,13 @@ def random_model(device: torch.device, hidden: int | None = None) -> Llama:
     return Llama(LlamaConfig(257, hidden, 3 * hidden, 4, max(1, hidden // 64), max(1, hidden // 128))).to(device).eval()
 
 
+def new_caches(model: Llama, max_len: int) -> list[KVCache]:
+    """Return an empty cache for each layer of a model, on its device, for one text of at most `max_len` tokens."""
+    sizes = (1, model.config.num_key_value_heads, max_len, model.config.head_dim)
+    device = next(model.parameters()).device
+    return [KVCache(*sizes, device=device) for _ in range(model.config.num_hidden_layers)]
+
+
 def next_token(model: Llama, n: int, *, cached: bool) -> Callable[[], object]:
     """Return a call that computes the logits after the last of n tokens. It can be repeated."""
     device = next(model.parameters()).device
@@ -110,8 +117,7 @@ def next_token(model: Llama, n: int, *, cached: bool) -> Callable[[], object]:
     ids = positions % 257
     if not cached:
         return lambda: model(ids, positions, recompute, logits_for=last)
-    sizes = (1, model.config.num_key_value_heads, n, model.config.head_dim)
-    caches = [KVCache(*sizes, device=device) for _ in range(model.config.num_hidden_layers)]
+    caches = new_caches(model, n)
     if n > 1:
         model(ids[:, :-1], positions[:, :-1], CachedAttention(caches))
 

@@ -17,8 +17,9 @@ def equations(
     """Draw equations of matrices, all to one scale. ("Q", Q) is a matrix, and a plain string is a sign.
 
     Each matrix has its name and shape above it, and its numbers inside. `names` are the names of the tokens: of the
-    rows, and of the columns of each matrix that has a column per token.
+    rows, and of the columns of each matrix that has a column per token. `alt` is by default the equations in words.
     """
+    alt = alt or f"{'; '.join(' '.join(map(_in_words, row)) for row in rows)}. All numbers are inside."
 
     def gap(sign: str) -> float:
         return 1.0 + 0.3 * len(sign)
@@ -45,6 +46,13 @@ def equations(
             ax.set(xlim=(-0.6, max(widths) - 0.4), ylim=(height + 0.3 * bool(names), -1.7), xticks=[])
             ax.set_yticks(range(len(names)), names)
             bare(ax)
+
+
+def _in_words(part: str | tuple[str, Tensor]) -> str:
+    if isinstance(part, str):
+        return part
+    name, matrix = part
+    return f"{name.replace('$', '')} {list(matrix.shape)}"
 
 
 def head_maps(maps: Mapping[str, Sequence[int]], *, title: str, alt: str = "") -> None:

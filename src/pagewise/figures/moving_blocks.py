@@ -18,15 +18,18 @@ class _Moment(NamedTuple):
 
 
 def block_steps(
-    manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str, colours: Colours | None = None
+    manager: Any, calls: Iterable[Sequence[Any]], *, title: str, alt: str = "", colours: Colours | None = None
 ) -> Embedded:
     """Make the calls and return a stepper with tables and pool after each call. An arrow shows a copied block.
 
     Args:
         manager: a `BlockManager`. The calls change a copy of it. A call that runs out of memory is a step too.
         calls: (reason, name of the method, arguments …) of each call. One is ("A writes on", "append", "A", 7).
+        alt: by default the numbers of blocks and slots.
         colours: those of `owner_colours`; by default in the order of appearance.
     """
+    sizes = f"{manager.num_blocks} blocks of {manager.block_size} slots"
+    alt = alt or f"Block tables above, {sizes} below, one colour per sequence."
     manager = copy.deepcopy(manager)
     all_free = " all blocks are free" if manager.num_free_blocks == manager.num_blocks else ""
     frames = [(f"Before the first call{all_free}.", _look(manager, []))]
