@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from pagewise.naive_attention import attention
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
-from pagewise.paged_attention.inputs import checked_inputs
+from pagewise.paged_attention.inputs import DECODING, PagedInputs
 from pagewise.paged_blocks import BlockManager
 
 
@@ -68,7 +68,7 @@ def paged_against_contiguous() -> None:
         tables = torch.randperm(B * S // P, generator=generator).view(B, S // P)
         k, v = (cache[tables].flatten(1, 2).transpose(1, 2).contiguous() for cache in (k_cache, v_cache))
         q, lens = torch.randn(B, H, D, generator=generator), torch.full((B,), S, dtype=torch.int32)
-        paged = checked_inputs(q, k_cache, v_cache, tables.int(), lens)
+        paged = PagedInputs(q, k_cache, v_cache, tables.int(), lens), DECODING
         times = best_in_turns(
             {
                 "SDPA, contiguous": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(

@@ -10,8 +10,8 @@ from paged_cases import assert_matches_dense, changed, in_other_blocks, paged_in
 from conftest import DEVICES
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
-from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
-from pagewise.paged_attention.inputs import DECODING, checked_inputs
+from pagewise.paged_attention.in_torch import streamed_attention
+from pagewise.paged_attention.inputs import DECODING, PagedInputs
 from pagewise.paged_blocks.cache import PagedKVCache
 
 LENGTHS = [0, 1, 15, 16, 17, 129, 2000]
@@ -36,14 +36,13 @@ def split_triton_attention(*args, **options):
     return triton_attention(*args, **options, num_splits=3)
 
 
-def gathered(*args, k_scale=1.0, v_scale=1.0, **options):
-    inputs = checked_inputs(*args, DECODING._replace(**options), k_scale=k_scale, v_scale=v_scale)
-    return gathered_attention(*inputs)
+def gathered(*args, **options):
+    return paged_attention(*args, **options, return_lse=True, backend="torch")
 
 
-def streamed(*args, k_scale=1.0, v_scale=1.0, **options):
-    inputs = checked_inputs(*args, DECODING._replace(**options), k_scale=k_scale, v_scale=v_scale)
-    return streamed_attention(*inputs)
+def streamed(*args, scale=None, k_scale=1.0, v_scale=1.0, **options):
+    scale = DECODING._replace(scale=scale).scale_for(args[0].shape[-1]) * float(k_scale)
+    return streamed_attention(PagedInputs(*args, float(v_scale)), DECODING._replace(scale=scale, **options))
 
 
 PATHS = {

@@ -20,7 +20,7 @@ from pagewise.flash_decoding import flash_decoding
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention, paged_attention_v1
 from pagewise.paged_attention.in_torch import gathered_attention, streamed_attention
-from pagewise.paged_attention.inputs import checked_inputs
+from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_attention_varlen import paged_attention_varlen
 from pagewise.paged_blocks import BlockManager
 from pagewise.paged_blocks.cache import to_vllm_layout
@@ -78,7 +78,7 @@ def torch_paths(shape: Shape) -> Contest:
     """Decode in torch over contiguous keys and values, or over blocks."""
     batch = random_inputs(shape, torch.float32, CPU, seed=0)
     q, (k, v) = batch.q[:, :, None], gathered(batch)
-    inputs = checked_inputs(*batch[:5])
+    inputs = batch, DECODING
     functions = {
         "SDPA, contiguous": lambda: scaled_dot_product_attention(q, k, v, enable_gqa=True)[:, :, 0],
         "naive, contiguous": lambda: attention(q, k, v)[:, :, 0],

@@ -22,7 +22,7 @@ from pagewise.naive_attention import attention
 from pagewise.online_softmax import online_attention
 from pagewise.paged_attention import paged_attention_grouped
 from pagewise.paged_attention.in_torch import streamed_attention
-from pagewise.paged_attention.inputs import checked_inputs
+from pagewise.paged_attention.inputs import DECODING, PagedInputs
 from pagewise.paged_blocks import BlockManager, PagedKVCache
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.work import Work, count_work
@@ -96,7 +96,7 @@ def paged(
 
 
 def _streamed(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:
-    return streamed_attention(*checked_inputs(q, k_cache, v_cache, table, length))[0]
+    return streamed_attention(PagedInputs(q, k_cache, v_cache, table, length), DECODING)[0]
 
 
 def _grouped(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, length: Tensor) -> Tensor:

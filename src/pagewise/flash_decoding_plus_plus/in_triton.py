@@ -24,7 +24,7 @@ def shared_arguments(
     tensors = {"q": q, "k": k, "v": v, "seq_lens_ptr": seq_lens}
     tensors["partials"] = partial_results(B * H * T * part.num_splits, D, q.device)
     numbers = {"num_queries": T, "S": S, "scale": scale}
-    constants = {"SIZES": part.sizes, "HKV": part.num_kv_heads, "CAUSAL": causal and T > 1}
+    constants = {"SIZES": part.sizes, "HKV": k.shape[1], "CAUSAL": causal and T > 1}
     return (part.items, part.num_splits), tensors | numbers | constants | tiles.launch_options
 
 

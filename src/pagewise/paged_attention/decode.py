@@ -12,11 +12,18 @@ from torch import Tensor
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
-from pagewise.paged_attention.inputs import PagedInputs, Splits, checked_inputs, checked_splits, used_blocks
-from pagewise.tools.checks import check_same, check_tensor
+from pagewise.paged_attention.inputs import (
+    DECODING,
+    PagedInputs,
+    Splits,
+    check_sequences_and_scales,
+    checked_splits,
+    used_blocks,
+)
+from pagewise.tools.checks import FLOAT8, FLOATS, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.remembered import remembers
-from pagewise.tools.transforms import derivative_of
+from pagewise.tools.transforms import Derivative, derivative_of
 
 
 def paged_attention(
@@ -67,20 +74,19 @@ def paged_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens)
-    numbers = (scale, window, softcap, k_scale, v_scale, num_splits)
-    options, splits, v_scale, refusal = checked(*tensors, None, *numbers)
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    tensors, numbers = (q, k_cache, v_cache, block_tables, seq_lens), (scale, window, softcap, k_scale, v_scale)
+    options, splits, backend = checked(*tensors, None, *numbers, num_splits, None, backend, derivative)
     if alibi_slopes is not None:
         options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
-    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    inputs = PagedInputs(*tensors, v_scale)
-    if choose_backend(backend, q.device, refusal, derivative=derivative) == "torch":
-        out, lse = gathered_attention(inputs, options, splits)
+    v_scale = float(v_scale)
+    if backend == "torch":
+        out, lse = gathered_attention(PagedInputs(*tensors, v_scale), options, splits)
         return (out, lse) if return_lse else out
     if looks(check, block_tables, seq_lens):
-        used_blocks(inputs, options.window)
-    of_batch = {"block_tables": block_tables, "seq_lens": seq_lens, "v_scale": v_scale}
-    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, splits or in_triton.FILLING, **of_batch)
+        used_blocks(PagedInputs(*tensors), options.window)
+    splits, of_batch = splits or in_triton.FILLING, {"block_tables": block_tables, "seq_lens": seq_lens}
+    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, splits, **of_batch, v_scale=v_scale)
     return (out.squeeze(2), lse.squeeze(2)) if return_lse else out.squeeze(2)
 
 
@@ -98,23 +104,34 @@ def checked(
     k_scale: float,
     v_scale: float,
     num_splits: int | None,
-    split_size: int | None = None,
-) -> tuple[ScoreOptions, Splits | None, float, str | None]:
+    split_size: int | None,
+    backend: str,
+    derivative: Derivative | None,
+) -> tuple[ScoreOptions, Splits | None, str]:
     """Check what has one answer for all tensors of these shapes, for packed queries too (lesson 9).
 
     Returns:
-        the options, k_scale included; the splits; v_scale; and why Triton cannot take the tensors, or None.
+        the options, k_scale included; the splits; and the backend that computes.
     """
-    num_seqs = None
+    check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
+    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
+    (num_seqs, H, D), (N, P, Hkv, _) = q.shape, k_cache.shape
+    check_shape("k_cache", k_cache, (N, P, Hkv, D), "N P Hkv D")
+    check_shape("v_cache", v_cache, k_cache.shape, "N P Hkv D")
+    check_heads(H, Hkv)
+    if D == 0 or P == 0:
+        raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
     if cu_seqlens_q is not None:
         check_tensor("cu_seqlens_q", cu_seqlens_q, "B+1", dtypes=(torch.int32,))
+        check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
         num_seqs = len(cu_seqlens_q) - 1
         if num_seqs < 0 or (num_seqs == 0 and len(q)):
             got = f"{num_seqs + 1} for {len(q)} queries"
             raise ValueError(f"cu_seqlens_q must have B + 1 entries, the first 0, got {got}")
-    sizes = {"num_seqs": num_seqs, "k_scale": k_scale, "v_scale": v_scale}
-    options = ScoreOptions(scale, True, window, softcap)
-    inputs, options = checked_inputs(q, k_cache, v_cache, block_tables, seq_lens, options, **sizes)
-    if cu_seqlens_q is not None:
-        check_same("device", q=q, cu_seqlens_q=cu_seqlens_q)
-    return options, checked_splits(num_splits, split_size), inputs.v_scale, in_triton.refuses(inputs)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
+    options = DECODING._replace(scale=scale, window=window, softcap=softcap)
+    options = check_sequences_and_scales(inputs, options, k_scale, v_scale, num_seqs)
+    backend = choose_backend(backend, q.device, in_triton.refuses(inputs), derivative=derivative)
+    return options, checked_splits(num_splits, split_size), backend

@@ -59,9 +59,6 @@ def _kernel(name: str, *arguments: torch.dtype | int) -> CudaKernel:
     return CudaKernel(GROUPED_SOURCE if name == "grouped" else SOURCE, f"paged_attention_{name}_kernel<{in_c}>")
 
 
-# ---------------------------------------------------------------------------------------------- shared memory
-
-
 def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> tuple[int, int]:
     """Return the (static, dynamic) shared memory of a thread block that sees `tokens` tokens, padded to whole blocks.
 
@@ -91,9 +88,6 @@ def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_hea
             f"{q.device} has at most {limit}, enough for {most} tokens: {remedy}"
         )
     return dynamic
-
-
-# ---------------------------------------------------------------------------------------------- launches
 
 
 def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:

@@ -27,7 +27,7 @@ from pagewise.tools.launch import launch
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv, padded
 
-INT32_MAX = NO_WINDOW = 2**31 - 1  # keys and queries are counted in int32
+INT32_MAX = 2**31 - 1  # keys and queries are counted in int32; a window of that many is none
 MAX_HEAD_SIZE = 256
 
 
@@ -77,44 +77,32 @@ def attend(
         plan: from `shared_plan`, for tensors of these shapes. Default: the op makes it.
     """
     _, causal, window, softcap, slopes, _ = options
-    scale = options.scale_for(q.shape[-1])
     tensors = (q, k, v, block_tables, seq_lens, cu_seqlens_q, slopes, plan)
-    return _decode_attention(*tensors, scale, causal, window, softcap, v_scale, *splits)
+    return _decode_attention(*tensors, options.scale_for(q.shape[-1]), causal, window, softcap, v_scale, *splits)
 
 
 class Part(NamedTuple):
-    """Items of one size and how their keys are cut: a launch of the attention kernel, and one of its merge."""
+    """Items of one size: a launch of the attention kernel, and one of its merge."""
 
     tiles: tuning.Tiles
-    items: int
-    num_queries: int  # of each sequence; 1 for packed sequences
-    num_seqs: int | None  # of packed sequences, for the part of those with more queries than one
-    num_splits: int  # of an item, at most
-    split_tiles: int  # tiles of a split; 0: an item has num_splits
-    num_programs: int  # that share the work; 0: they do not
-    capacity: int  # the most keys that a sequence can have
-    num_slots: int  # how many (m, l, acc) of ROWS rows there may be
     sizes: DecodeSizes
-    num_kv_heads: int
-
-    def of_items(
-        self, seq_lens: Tensor | None, cu_seqlens_q: Tensor | None, causal: bool, window: int | None
-    ) -> dict[str, Any]:
-        """Return the arguments that tell all kernels which rows an item has and which keys they see."""
-        return {
-            "seq_lens": seq_lens,
-            "cu_seqlens_q": cu_seqlens_q,
-            "num_queries": self.num_queries,
-            "capacity": self.capacity,
-            "window": min(window or NO_WINDOW, NO_WINDOW),
-            "SIZES": self.sizes,
-            "HKV": self.num_kv_heads,
-            "CAUSAL": causal and (self.num_queries > 1 or self.num_seqs is not None),
-        }
+    items: int
+    rows: int  # that an item has, at most
+    num_splits: int  # of an item, at most
+    num_programs: int  # that share the work; 0: they do not
+    num_slots: int  # how many (m, l, acc) of ROWS rows there may be
+    of_items: dict[str, Any]  # arguments of all kernels: which rows an item has, and which keys they see
+    of_splits: dict[str, Any]  # arguments of the two kernels that attend and merge: those, and how the keys are cut
 
 
 def parts_of(
-    q: Tensor, k: Tensor, splits: tuple[str, int], block_tables: Tensor | None, cu_seqlens_q: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    splits: tuple[str, int],
+    block_tables: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    causal: bool = False,
+    window: int | None = None,
 ) -> list[Part]:
     """Return the launches for tensors of these shapes: one, or two for packed sequences.
 
@@ -122,30 +110,32 @@ def parts_of(
     keys often with a tile that suits decoding. Packed sequences are therefore two parts: those with one query, and
     those with more.
     """
-    if block_tables is None:
-        block_size, (_, Hkv, capacity, _) = None, k.shape
-    else:
-        _, block_size, Hkv, _ = k.shape
-        capacity = block_size * block_tables.shape[1]
+    columns = None if block_tables is None else block_tables.shape[1]
     num_packed = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-    numbers = (Hkv, min(capacity, INT32_MAX), block_size, num_packed)
-    return _parts(q.shape, q.dtype, k.dtype, *numbers, splits, architecture(q.device))
+    numbers = (columns, num_packed, splits, causal, window)
+    return _parts(q.shape, k.shape, q.dtype, k.dtype, *numbers, architecture(q.device))
 
 
 @functools.lru_cache(maxsize=512)  # of numbers only
 def _parts(
     q_shape: torch.Size,
+    k_shape: torch.Size,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
-    Hkv: int,
-    capacity: int,
-    block_size: int | None,
+    columns: int | None,  # of the block tables
     num_packed: int | None,  # sequences
     splits: tuple[str, int],
+    causal: bool,
+    window: int | None,
     gpu: Architecture,
 ) -> list[Part]:
     B, H, T, D = q_shape
-    group = H // Hkv
+    if columns is None:
+        block_size, (_, Hkv, capacity, _) = None, k_shape
+    else:
+        _, block_size, Hkv, _ = k_shape
+        capacity = block_size * columns
+    capacity, group = min(capacity, INT32_MAX), H // Hkv
 
     def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
         rows = min(rows, 64) if 0 < gpu.sm < 80 else rows  # sm_75 has 64 KB of shared memory
@@ -154,7 +144,7 @@ def _parts(
         items, most, (way, count) = chunks * Hkv, max(1, cdiv(capacity, tiles.keys)), splits
         split_tiles = num_programs = 0
         if way == "share" and not gpu.sm and not count:
-            way, count = "num", 1
+            way = "num"
         elif way == "share" and packed:  # these items are work enough for a program, unless they have very many keys
             way, count = "size", tuning.CHUNK_KEYS
         if way == "share":
@@ -168,8 +158,11 @@ def _parts(
         num_splits = 1 if num_programs else min(count, most)
         slots = items + num_programs if num_programs else items * num_splits if num_splits > 1 else 0
         sizes = DecodeSizes(block_size, D, padded(D), group, tiles.rows, tiles.keys)
-        cut = (num_splits, split_tiles, num_programs)
-        return Part(tiles, items, num_queries, num_seqs if packed else None, *cut, capacity, slots, sizes, Hkv)
+        of_items = {"num_queries": num_queries, "capacity": capacity, "window": min(window or INT32_MAX, INT32_MAX)}
+        of_items |= {"SIZES": sizes, "HKV": Hkv, "CAUSAL": causal and (num_queries > 1 or packed)}
+        cut = {"num_seqs": num_seqs if packed else None, "num_splits": num_splits, "split_tiles": split_tiles}
+        numbers = (items, min(rows, tiles.rows), num_splits, num_programs, slots)
+        return Part(tiles, sizes, *numbers, of_items, of_items | cut)
 
     if num_packed is None:
         return [part(T * group, B, T)]
@@ -193,21 +186,15 @@ def shared_plan(
     """
     from pagewise.kernels.work_plan import work_plan_kernel
 
-    part = parts_of(q, k, splits, block_tables, cu_seqlens_q)[0]
+    part = parts_of(q, k, splits, block_tables, cu_seqlens_q, options.causal, options.window)[0]
     if not part.num_programs or not q.numel():
         return None
     columns = cdiv(max(part.items, part.num_programs) + 1, 16) * 16  # a multiple of 16 is compiled for once
     plan = torch.empty(5, columns, dtype=torch.int32, device=q.device)
-    launch(
-        work_plan_kernel,
-        (1,),
-        plan=plan,
-        num_items=part.items,
-        num_programs=part.num_programs,
-        min_tiles=max(1, tuning.MIN_KEYS // part.tiles.keys),
-        LANES=256,
-        **part.of_items(seq_lens, cu_seqlens_q, options.causal, options.window),
-    )
+    numbers = {"num_items": part.items, "num_programs": part.num_programs, "LANES": 256}
+    numbers["min_tiles"] = max(1, tuning.MIN_KEYS // part.tiles.keys)
+    tensors = {"plan": plan, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
+    launch(work_plan_kernel, (1,), **tensors, **numbers, **part.of_items)
     return plan
 
 
@@ -236,21 +223,20 @@ def _decode_attention(
     out, lse = _empty_results(q, cu_seqlens_q)
     if not q.numel():
         return out, lse
-    T, D = q.shape[2:]
+    lengths = {"seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
     if plan is None and way == "share":  # made here, because in a graph its size would be a constant
-        tables = {"block_tables": block_tables, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
-        plan = shared_plan(q, k, ScoreOptions(causal=causal, window=window), (way, count), **tables)
+        options = ScoreOptions(causal=causal, window=window)
+        plan = shared_plan(q, k, options, (way, count), block_tables=block_tables, **lengths)
     table, table_stride = flat_table(block_tables)
     stored_k, stored_v, float8_bits = as_kernels_read(k, v)
-    for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q):
-        partials = partial_results(part.num_slots * part.tiles.rows, D, q.device)
+    for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q, causal, window):
+        partials = partial_results(part.num_slots * part.tiles.rows, q.shape[-1], q.device)
         of_splits = {
             "results": Results(out, lse, v_scale, *partials),
             "plan": plan if part.num_programs else None,
-            "num_seqs": part.num_seqs,
-            "num_splits": part.num_splits,
-            "split_tiles": part.split_tiles,
-            **part.of_items(seq_lens, cu_seqlens_q, causal, window),
+            "outputs": (out, lse),
+            **lengths,
+            **part.of_splits,
         }
         launch(
             decode_attention_kernel,
@@ -262,20 +248,12 @@ def _decode_attention(
             table_stride=table_stride,
             scoring=Scoring.of(scale, softcap, alibi_slopes),
             FLOAT8_BITS=float8_bits,
-            outputs=(out, lse),
             stored=(stored_k, stored_v),
             **part.tiles.launch_options,
             **of_splits,
         )
         if part.num_slots:
-            launch(
-                merge_items_kernel,
-                (part.items, min(part.tiles.rows, (T if part.num_seqs else part.num_queries) * part.sizes.GROUP)),
-                LOADS=tuning.LOADS,
-                outputs=(out, lse),
-                num_warps=1,
-                **of_splits,
-            )
+            launch(merge_items_kernel, (part.items, part.rows), LOADS=tuning.LOADS, num_warps=1, **of_splits)
     return out, lse
 
 

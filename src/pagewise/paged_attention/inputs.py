@@ -9,17 +9,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_blocks.write import cache_sizes
-from pagewise.tools.checks import (
-    FLOAT8,
-    FLOAT32_MAX,
-    FLOATS,
-    check_count,
-    check_heads,
-    check_number,
-    check_same,
-    check_shape,
-    check_tensor,
-)
+from pagewise.tools.checks import FLOAT32_MAX, check_count, check_number, check_same, check_shape, check_tensor
 from pagewise.tools.sizes import cdiv
 
 Queries = Float[Tensor, "B H T D"]
@@ -49,11 +39,7 @@ ONE_SPLIT = Splits("num", 1)
 
 
 def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | None:
-    """Return the splits that a caller asks for, or None for a choice that fills the GPU.
-
-    Raises:
-        ValueError, TypeError: an argument is not a positive int, or both are given.
-    """
+    """Return the splits that a caller asks for, or None. An argument that is no positive int, or both, is refused."""
     if num_splits is not None and split_size is not None:
         raise ValueError(f"num_splits = {num_splits} and split_size = {split_size} exclude each other: give one")
     for name, count, way in (("num_splits", num_splits, "num"), ("split_size", split_size, "size")):
@@ -73,10 +59,10 @@ class Used(NamedTuple):
 
 
 class PagedInputs(NamedTuple):
-    """Queries, a cache in either layout, and the blocks of each sequence, as `checked_inputs` returns them.
+    """Queries, a cache in either layout, and the blocks of each sequence.
 
-    The kernels apply the scales of the cache once, not to each number: k_scale is part of the scale of the scores, and
-    v_scale multiplies the output.
+    A scale of the cache is applied once, not to each number. k_scale is part of the scale of the scores, and v_scale
+    multiplies the output.
     """
 
     q: Float[Tensor, "B H D"]  # or, packed, [total_q, H, D]
@@ -92,45 +78,19 @@ class PagedInputs(NamedTuple):
         return cache_sizes(self.k_cache, self.v_cache)
 
 
-def checked_inputs(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    options: ScoreOptions = DECODING,
-    *,
-    num_seqs: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-) -> tuple[PagedInputs, ScoreOptions]:
-    """Check queries [B,H,D] and a cache [N,P,Hkv,D], and return them with their options, k_scale included.
-
-    With num_seqs, the queries are [total_q,H,D] of that many sequences. An argument that does not fit raises ValueError
-    or TypeError.
-    """
-    check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
-    check_same("dtype", k_cache=k_cache, v_cache=v_cache)
-    (_, H, D), (N, P, Hkv, _) = q.shape, k_cache.shape
-    check_shape("k_cache", k_cache, (N, P, Hkv, D), "N P Hkv D")
-    check_shape("v_cache", v_cache, k_cache.shape, "N P Hkv D")
-    check_heads(H, Hkv)
-    if D == 0 or P == 0:
-        raise ValueError(f"k_cache must have a block size P and a head size D of at least 1, got {list(k_cache.shape)}")
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return check_sequences_and_scales(inputs, options, k_scale, v_scale, q.shape[0] if num_seqs is None else num_seqs)
-
-
 def check_sequences_and_scales(
     inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float, num_seqs: int
-) -> tuple[PagedInputs, ScoreOptions]:
-    """Check what both layouts share: tables, lengths, devices, the options and the scales of the cache."""
-    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
+) -> ScoreOptions:
+    """Check the tables, the lengths, the devices, the options and the scales, for a cache in either layout.
+
+    Returns:
+        the options, with k_scale in the scale of the scores.
+    """
+    q, block_tables, seq_lens = inputs.q, inputs.block_tables, inputs.seq_lens
     check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
     check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
-    check_same("device", q=q, k_cache=k_cache, v_cache=v_cache, block_tables=block_tables, seq_lens=seq_lens)
+    caches = {"k_cache": inputs.k_cache, "v_cache": inputs.v_cache}
+    check_same("device", q=q, **caches, block_tables=block_tables, seq_lens=seq_lens)
     if q.device.type == "meta":
         raise ValueError("q must be on the CPU or a GPU, got a meta tensor, which has no numbers")
     check_shape("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "B M")
@@ -141,7 +101,7 @@ def check_sequences_and_scales(
     scale = options.scale_for(q.shape[-1]) * float(k_scale)
     if not abs(scale) <= FLOAT32_MAX:
         raise ValueError(f"k_scale = {k_scale} times scale must fit float32, got scale = {options.scale}")
-    return inputs._replace(v_scale=float(v_scale)), options._replace(scale=scale)
+    return options._replace(scale=scale)
 
 
 def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int32[Tensor, " B"] | int = 1) -> Used:

@@ -36,24 +36,17 @@ def paged_attention_v1(
 
     The kernels take head sizes 32, 64, 80, 96, 112, 120, 128, 192 and 256, and block sizes 8, 16 and 32. q is float32,
     float16 or bfloat16. The cache has the dtype of q or a float8 dtype, which needs a head size that is a multiple of
-    16. On a GPU the kernel is compiled. On the CPU its threads run as fibers. It has no backward pass:
-    `paged_attention(backend="torch")` is differentiable.
+    16. The kernels have no backward.
 
     Args:
         max_seq_len: the length that no sequence exceeds. The default is the longest of seq_lens; on a GPU, looking it
-            up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block.
-            A thread block holds about 57 600 scores on an H100 and 41 000 on an A100. On an RTX 30, 40 or 50 it holds
-            25 000, and on a T4 16 000.
-        The rest as in `paged_attention`. Unchecked, a sequence longer than max_seq_len gives NaN.
-
-    Returns:
-        out [B, H, D] in the dtype of q; with `return_lse` the pair (out, lse [B, H]).
-
-    Raises:
-        ValueError, TypeError: an argument does not fit. The message names the argument and the remedy.
+            up waits for the GPU once. The scores of max_seq_len tokens must fit in the shared memory of a thread block:
+            about 57 600 scores on an H100, and 16 000 on a T4.
+        The rest, the results and the errors are those of `paged_attention`. Unchecked, a sequence that is longer than
+            max_seq_len gives NaN.
     """
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return _attend("v1", inputs, scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    return _attend("v1", inputs, scale, alibi_slopes, k_scale, max_seq_len, None, return_lse, check)
 
 
 def paged_attention_v2(
@@ -74,12 +67,11 @@ def paged_attention_v2(
 ) -> Output:
     """Compute `paged_attention_v1` with two kernels: partitions of the context in parallel, then their merge.
 
-    The length of the context is then not limited, and a single long sequence keeps many SMs busy. The partial results
-    are float32. `partition_size` counts context tokens and must be a multiple of the block size. Every new
-    `partition_size` compiles a kernel of its own. All else is as in `paged_attention_v1`.
+    The length of the context is then not limited, and a single long sequence keeps many SMs busy. `partition_size`
+    counts context tokens and must be a multiple of the block size. A kernel is compiled for each partition_size.
     """
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    return _attend("v2", inputs, scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse, partition_size)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    return _attend("v2", inputs, scale, alibi_slopes, k_scale, max_seq_len, partition_size, return_lse, check)
 
 
 def paged_attention_grouped(
@@ -101,12 +93,10 @@ def paged_attention_grouped(
     """Compute `paged_attention_v2`, reading K and V once for up to 8 query heads that share a KV head.
 
     v1 and v2 read K and V once per query head. A thread block of this kernel takes the largest divisor of H / Hkv that
-    is at most 8. If that divisor is 1, as for groups of 11 or 13 heads, the kernel of v2 runs. Arguments, results and
-    errors are those of `paged_attention_v2`.
+    is at most 8. If that divisor is 1, as for groups of 11 or 13 heads, the kernel of v2 runs.
     """
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    numbers = (scale, alibi_slopes, k_scale, v_scale, max_seq_len, check, return_lse, partition_size)
-    return _attend("grouped", inputs, *numbers)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    return _attend("grouped", inputs, scale, alibi_slopes, k_scale, max_seq_len, partition_size, return_lse, check)
 
 
 def choose_version(
@@ -116,8 +106,8 @@ def choose_version(
 
         v1  if  max_seq_len ≤ 8192  and  (one partition  or  num_seqs · num_heads > 512)
 
-    v2 costs a second launch. Its partial results go through global memory. v1 needs 4 bytes of shared memory per token.
-    It leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
+    v2 costs a second launch, and its partial results go through global memory. v1 needs 4 bytes of shared memory per
+    token, and leaves SMs idle when heads and sequences are few. vLLM chose 8192 for the 48 KB of a T4
     (`paged_attn.py`, until version 0.22).
     """
     check_counts(minimum=0, num_seqs=num_seqs, num_heads=num_heads, max_seq_len=max_seq_len)
@@ -138,19 +128,19 @@ def _attend(
     scale: float | None,
     alibi_slopes: Tensor | None,
     k_scale: float,
-    v_scale: float,
     max_seq_len: int | None,
-    check: bool | None,
+    partition_size: int | None,
     return_lse: bool,
-    partition_size: int | None = None,
+    check: bool | None,
 ) -> Output:
     """Check the arguments, and launch."""
-    _check_cache(inputs.q, inputs.k_cache, inputs.v_cache)
+    q, k_cache, v_cache, *_, v_scale = inputs
+    _check_cache(q, k_cache, v_cache)
     remedy = 'paged_attention(backend="torch")'
-    check_derivative(f"paged_attention_{version}", *inputs[:3], alibi_slopes, remedy=remedy)
+    check_derivative(f"paged_attention_{version}", q, k_cache, v_cache, alibi_slopes, remedy=remedy)
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    inputs, options = check_sequences_and_scales(inputs, options, k_scale, v_scale, len(inputs.q))
-    (_, Hkv, _, P), most = inputs.v_cache.shape, in_cuda.MAX_PARTITIONS
+    options = check_sequences_and_scales(inputs, options, k_scale, v_scale, len(q))
+    (_, Hkv, _, P), most = v_cache.shape, in_cuda.MAX_PARTITIONS
     if partition_size is not None:
         check_counts(partition_size=partition_size)
         if partition_size % P:
@@ -159,9 +149,9 @@ def _attend(
     if partition_size is not None and max_seq_len > partition_size * most:
         partitions = f"{most} partitions of {partition_size} tokens"
         raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
-    query_heads = query_heads_per_thread_block(inputs.q.shape[1] // Hkv) if version == "grouped" else 1
-    of_scores = (options.scale, options.alibi_slopes)
-    out, lse = in_cuda.attend(*inputs, *of_scores, max_seq_len, partition_size, query_heads)
+    query_heads = query_heads_per_thread_block(q.shape[1] // Hkv) if version == "grouped" else 1
+    numbers = (float(v_scale), options.scale, alibi_slopes, max_seq_len, partition_size, query_heads)
+    out, lse = in_cuda.attend(*inputs[:5], *numbers)
     return (out, lse) if return_lse else out
 
 

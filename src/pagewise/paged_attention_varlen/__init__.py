@@ -18,7 +18,7 @@ from pagewise.paged_attention_varlen.in_torch import PlanInTorch
 from pagewise.paged_attention_varlen.in_triton import PlanInTriton
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.checks import check_running_sums
-from pagewise.tools.device import choose_backend, looks
+from pagewise.tools.device import looks
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
 PLANS = {"torch": PlanInTorch, "triton": PlanInTriton, "cuda": PlanInCuda}
@@ -71,12 +71,11 @@ def paged_attention_varlen(
     """
     tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q)
     numbers = (scale, window, softcap, k_scale, v_scale, num_splits, split_size)
-    options, splits, v_scale, refusal = checked(*tensors, *numbers)
+    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
+    options, splits, backend = checked(*tensors, *numbers, backend, derivative)
     if alibi_slopes is not None:
         options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
-    derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    backend = choose_backend(backend, q.device, refusal, derivative=derivative)
-    step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, v_scale, splits)
+    step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, float(v_scale), splits)
     if backend == "torch":
         return _in_torch(q, k_cache, v_cache, step, return_lse)
     if looks(check, block_tables, seq_lens, cu_seqlens_q):
