@@ -350,6 +350,19 @@ def test_after_the_first_engine_of_torchrun_there_is_no_second(monkeypatch):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
 
 
+@pytest.mark.parametrize(("folder", "left"), [(None, [True]), ("folder", [])], ids=["torchrun", "own followers"])
+def test_only_an_engine_of_torchruns_processes_lets_them_exit(folder, left, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(leader, "has_left", [])
+    engine = leader.Leader.__new__(leader.Leader)
+    engine.lost, engine._pid, engine._in_step, engine._processes = "", os.getpid(), False, {}
+    engine._folder = folder and str(tmp_path / folder)
+    engine._team = type("Team", (), {"send": lambda message: None, "leave": lambda: None})
+    for _ in range(2):
+        engine.close()
+        assert leader.has_left == left
+
+
 @pytest.mark.slow
 def test_a_follower_that_cannot_start_is_named(monkeypatch, capfd):
     monkeypatch.setattr(leader, "meet", os.abort)
@@ -418,7 +431,7 @@ def test_the_process_that_failed_first_is_named_and_not_those_that_lost_their_co
     group.what, group._limit, group._in_step = "tensor_parallel = 3", 3.0, True
     ways = {"join": lambda: None, "kill": lambda: None}
     group._processes = {rank: type("Process", (), {"exitcode": code, **ways}) for rank, code in codes.items()}
-    group._folder, group._is_launched = None, False
+    group._folder = None
     group._team = type("Team", (), {"count": 3, "reports": lambda: reports, "leave": lambda: None})
     assert str(group._given_up(error)) == f"{message}: make a new LLM"
 

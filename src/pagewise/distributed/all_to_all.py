@@ -14,14 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.distributed.communication import (
-    Group,
-    all_to_all,
-    compare,
-    compare_backward,
-    described_options,
-    group_of,
-)
+from pagewise.distributed import communication
+from pagewise.distributed.communication import Group, all_to_all
 from pagewise.distributed.sequence import checked_lengths
 from pagewise.flash_attention import flash_attention
 from pagewise.options import ScoreOptions
@@ -56,12 +50,12 @@ def all_to_all_attention(
     Raises:
         ValueError, TypeError, RuntimeError: as `ring_attention`.
     """
-    group = group_of(group)
+    group = communication.group_of(group)
     rank, count = group.rank(), group.size()
 
     def describe() -> dict[str, object]:
         options = ScoreOptions(scale, causal, window, softcap, alibi_slopes)
-        described = described_options(q, k, v, options)
+        described = communication.described_options(q, k, v, options)
         if k.shape[1] % count:
             raise ValueError(
                 f"k has Hkv = {k.shape[1]} heads, and {count} processes cannot share them equally: "
@@ -69,7 +63,7 @@ def all_to_all_attention(
             )
         return described
 
-    everyone = compare("all_to_all_attention", group, describe, may_differ=["T", "S"], check=check)
+    everyone = communication.compare("all_to_all_attention", group, describe, may_differ=["T", "S"], check=check)
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
     of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
 
@@ -84,9 +78,8 @@ def all_to_all_attention(
     slopes = None if alibi_slopes is None else alibi_slopes.chunk(count)[rank]  # of the heads that this process has
     how = {"scale": everyone[rank]["scale"], "window": window, "softcap": softcap, "alibi_slopes": slopes}
     out = flash_attention(q, k, v, causal=causal, **how)
-    # give away all tokens but this process's share, for the other heads of that share
-    pieces = out.split(of_queries, dim=2)
+    pieces = out.split(of_queries, dim=2)  # all tokens but a share are given away, for the other heads of that share
     (parts,) = all_to_all(group, out=(pieces, [pieces[rank].shape] * count))
     out = torch.cat(parts, dim=1)
-    compare_backward("all_to_all_attention", group, out, check)
+    communication.compare_backward("all_to_all_attention", group, out, check)
     return out

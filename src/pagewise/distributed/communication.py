@@ -1,8 +1,7 @@
 """Everything that travels between the processes of a group, and the count of its bytes (lesson 10).
 
 A process waits for the others, so all must make the same calls in the same order. Therefore a function first lets all
-processes compare their arguments. Arguments that do not fit raise an exception in every process. A process that calls
-another function, or none, is named after the `timeout` of torch.distributed.init_process_group.
+processes `compare` their arguments.
 """
 
 import threading
@@ -197,48 +196,45 @@ def all_gather(x: Tensor, group: Any, name: str) -> Tensor:
     """Return the x of all processes, [n, *x.shape] by rank. The shape must be the same everywhere, in any dtype."""
     _count(name, (group.size() - 1) * x.nbytes)
     gathered = torch.empty(group.size(), *x.shape, dtype=x.dtype, device=x.device)
-    mine, *of_each = (each.contiguous().view(-1).view(torch.uint8) for each in (x, *gathered))  # gloo lacks some dtypes
-    dist.all_gather(of_each, mine, group)
+    dist.all_gather([*map(as_bytes, gathered)], as_bytes(x), group)
     return gathered
 
 
-def all_to_all(
-    group: dist.ProcessGroup, **exchanges: tuple[Sequence[Tensor], Sequence[Sequence[int]]]
-) -> list[list[Tensor]]:
+def as_bytes(x: Tensor) -> Tensor:
+    """Return the numbers of x as bytes, because gloo lacks some dtypes. A contiguous x is not copied."""
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+def all_to_all(group: Any, **exchanges: tuple[Sequence[Tensor], Sequence[Sequence[int]]]) -> list[Sequence[Tensor]]:
     """Send pieces[r] to process r, for all r, in each of several exchanges (pieces, shapes of the pieces that arrive).
 
     Return the pieces from each process, for each exchange. The gradients travel back, and all of them do if one does:
     the processes need not want the gradients of the same tensors.
     """
-    outgoing = [torch.cat([piece.reshape(-1) for piece in pieces]) for pieces, _ in exchanges.values()]
-    sizes = [
-        ([piece.numel() for piece in pieces], [torch.Size(shape).numel() for shape in shapes])
-        for pieces, shapes in exchanges.values()
-    ]
-    incoming = _AllToAll.apply(group, [*exchanges], sizes, *outgoing)
-    return [
-        [part.view(tuple(shape)) for part, shape in zip(whole.split(received), shapes, strict=True)]
-        for whole, (_, received), (_, shapes) in zip(incoming, sizes, exchanges.values(), strict=True)
-    ]
+    count, pieces = group.size(), [piece for outgoing, _ in exchanges.values() for piece in outgoing]
+    arrived = _AllToAll.apply(group, {name: shapes for name, (_, shapes) in exchanges.items()}, *pieces)
+    return [arrived[start : start + count] for start in range(0, len(arrived), count)]
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, names, sizes, *outgoing):
-        back = [(received, sent) for sent, received in sizes]
-        ctx.back = group, [f"gradient of {name}" for name in names], back
-        results = []
-        for name, (sent, received), x in zip(names, sizes, outgoing, strict=True):
-            _count(name, x.nbytes - sent[group.rank()] * x.itemsize)
-            incoming = x.new_empty(sum(received))
-            of_each = [[size * x.itemsize for size in numbers] for numbers in (received, sent)]
-            dist.all_to_all_single(incoming.view(torch.uint8), x.view(torch.uint8), *of_each, group)
-            results.append(incoming)
-        return tuple(results)
+    def forward(ctx, group, exchanges, *pieces):
+        ctx.group, ctx.back, arrived = group, {}, []
+        for i, (name, shapes) in enumerate(exchanges.items()):
+            outgoing = pieces[i * group.size() : (i + 1) * group.size()]
+            ctx.back[f"gradient of {name}"] = [piece.shape for piece in outgoing]
+            sent = [piece.nbytes for piece in outgoing]
+            received = [torch.Size(shape).numel() * outgoing[0].itemsize for shape in shapes]
+            _count(name, sum(sent) - sent[group.rank()])
+            incoming = torch.empty(sum(received), dtype=torch.uint8, device=outgoing[0].device)
+            dist.all_to_all_single(incoming, torch.cat([*map(as_bytes, outgoing)]), received, sent, group)
+            parts = zip(incoming.split(received), shapes, strict=True)
+            arrived += [part.view(outgoing[0].dtype).view(shape) for part, shape in parts]
+        return tuple(arrived)
 
     @staticmethod
     def backward(ctx, *gradients):
-        return *[None] * 3, *_AllToAll.apply(*ctx.back, *(gradient.contiguous() for gradient in gradients))
+        return None, None, *_AllToAll.apply(ctx.group, ctx.back, *gradients)
 
 
 def all_reduce(x: Tensor, group: Any, name: str) -> Tensor:

@@ -46,11 +46,7 @@ def ring_bytes(sizes: Sizes, count: int, rank: int, order: Order = "zigzag", *, 
 
 
 def all_to_all_bytes(sizes: Sizes, count: int, rank: int, *, backward: bool = False) -> list[Sent]:
-    """Return what process `rank` of `count` sends in `all_to_all_attention`, tensor by tensor.
-
-    It sends q, k and v of its own tokens, and out of its own heads. In the backward pass, each gradient takes the way
-    of its tensor in the opposite direction.
-    """
+    """Return what process `rank` of `count` sends in `all_to_all_attention`, tensor by tensor."""
     B, H, Hkv, T, S, D, itemsize = sizes
     found = []
     for name, heads, tokens in (("q", H, T), ("k", Hkv, S), ("v", Hkv, S), ("out", H, T)):

@@ -51,8 +51,7 @@ def decode_attention(
             also that of `flash_decoding`.
 
     Raises:
-        ValueError, TypeError: an argument does not fit in this process or, with `check`, in another process.
-        RuntimeError: no group was started, or a process has ended or called nothing within the group's time limit.
+        ValueError, TypeError, RuntimeError: as `ring_attention`. Other processes hear of an error with `check` only.
     """
     group = group_of(group)
     results, checks = [], _compares(check, q)

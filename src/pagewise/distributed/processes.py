@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -24,11 +23,11 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from pagewise.distributed.team import LOOPBACK
 from pagewise.tools.checks import check_count, check_number
-from pagewise.tools.worker import Failed, Worker
+from pagewise.tools.worker import STARTING, Failed, Worker
 
 IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
-STARTING = 120.0  # seconds that new processes have for their imports, and to find each other
 OTHERS = 0.3  # seconds that the other processes have to report their errors after the first error
 
 
@@ -144,7 +143,7 @@ def _join(rank: int, count: int, log: Path) -> Callable[[bytes], bytes]:
     has_gpu = torch.cuda.device_count() >= count
     if has_gpu:
         torch.cuda.set_device(rank)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     dist.init_process_group(backend, init_method=f"file://{log.parent}/store", rank=rank, world_size=count)
     return _call

@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pagewise.distributed import communication
-from pagewise.distributed.communication import Group, compare, send_to_next
-from pagewise.distributed.sequence import Order, check_order, checked_lengths, positions
+from pagewise.distributed.communication import Group, send_to_next
+from pagewise.distributed.sequence import Order, checked_lengths, positions
 from pagewise.flash_attention import flash_attention, in_triton
 from pagewise.flash_attention.inputs import FlashInputs
 from pagewise.online_softmax import finite
@@ -82,18 +82,17 @@ def ring_attention(
 
     def describe() -> dict[str, object]:
         check_flag("return_lse", return_lse)
-        check_order(order)
         # the tokens of a share are not neighbours
         communication.refuse_options("ring_attention", window=window, alibi_slopes=alibi_slopes)
         options = ScoreOptions(scale, causal, None, softcap)
         return {**communication.described_options(q, k, v, options), "order": order}
 
-    everyone = compare("ring_attention", group, describe, may_differ=["T", "S"], check=check)
+    everyone = communication.compare("ring_attention", group, describe, may_differ=["T", "S"], check=check)
     T = sum(checked_lengths("q", [theirs["T"] for theirs in everyone], order))
     S = sum(checked_lengths("k and v", [theirs["S"] for theirs in everyone], order))
     queries = positions(T, group.size(), group.rank(), order) + (S - T)  # the last query has the last key, as always
     scale = everyone[group.rank()]["scale"]
-    ring = Ring.of(group, queries, S, causal=causal, order=order, scale=scale, softcap=float(softcap))
+    ring = Ring(group, queries, S, causal=causal, order=order, scale=scale, softcap=float(softcap))
     out, lse = ring.attend(q, k, v)
     communication.compare_backward("ring_attention", group, out, check)
     return (out, lse) if return_lse else out
@@ -107,18 +106,11 @@ class Block(NamedTuple):
     causal: bool
 
 
-class Ring(NamedTuple):
+class Ring:
     """A group of processes that pass on shares of keys, and the blocks that this process computes."""
 
-    group: dist.ProcessGroup
-    key_lengths: list[int]
-    blocks: list[list[Block]]  # for the keys of each process
-    scale: float
-    softcap: float
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         group: dist.ProcessGroup,
         queries: Int64[Tensor, " T"],
         S: int,
@@ -127,11 +119,11 @@ class Ring(NamedTuple):
         scale: float,
         causal: bool = True,
         softcap: float = 0.0,
-    ) -> "Ring":
-        """Return the ring for S keys in all, where this process has queries at these positions."""
+    ) -> None:
+        """Plan for S keys in all, where this process has queries at these positions."""
         keys = [positions(S, group.size(), rank, order) for rank in range(group.size())]
-        of_each = [blocks(queries, of_rank, causal=causal) for of_rank in keys]
-        return cls(group, [len(of_rank) for of_rank in keys], of_each, scale, softcap)
+        self.group, self.key_lengths, self.options = group, list(map(len, keys)), {"scale": scale, "softcap": softcap}
+        self.blocks = [blocks(queries, of_rank, causal=causal) for of_rank in keys]  # for the keys of each process
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
         """Return (out, lse) of this process's queries. All processes call this method together."""
@@ -168,7 +160,7 @@ class _RingAttention(torch.autograd.Function):
         for owner, keys, values in ring.travel(k, v):
             for rows, cols, causal in ring.blocks[owner]:
                 of_block = q[:, :, rows], keys[:, :, cols], values[:, :, cols]
-                new, new_lse = attend_to_block(*of_block, causal=causal, scale=ring.scale, softcap=ring.softcap)
+                new, new_lse = attend_to_block(*of_block, causal=causal, **ring.options)
                 before = lse[:, :, rows]
                 total = torch.logaddexp(before, new_lse)  # lesson 3's merge, of results that are normalised
                 a, b = torch.exp(before - finite(total)), torch.exp(new_lse - finite(total))
@@ -193,15 +185,14 @@ class _RingAttention(torch.autograd.Function):
                 # out and lse are those of all keys, so these are this block's parts of the whole gradients
                 results = [x if x is None else x[:, :, rows].contiguous() for x in (d_out, d_lse, out, lse)]
                 of_block = q[:, :, rows], keys[:, :, cols], values[:, :, cols]
-                parts = block_gradients(*results, *of_block, causal=causal, scale=ring.scale, softcap=ring.softcap)
+                parts = block_gradients(*results, *of_block, causal=causal, **ring.options)
                 dq[:, :, rows] += parts[0]
-                for total, part in zip(d_pair, parts[1:], strict=True):
-                    total[:, :, cols] += part
+                d_pair[0, :, :, cols] += parts[1]
+                d_pair[1, :, :, cols] += parts[2]
             if arriving is not None:
                 d_pair += arriving()
             if len(ring.blocks) > 1:  # the sums of the share before this one arrive, and wait for this process's part
-                shape = (*d_pair.shape[:3], ring.key_lengths[owner - 1], d_pair.shape[4])
-                incoming = d_pair.new_empty(shape)
+                incoming = d_pair.new_empty(*d_pair.shape[:3], ring.key_lengths[owner - 1], d_pair.shape[4])
                 arriving = send_to_next(d_pair, incoming, ring.group, "gradients of keys and values")
         dk, dv = d_pair if arriving is None else arriving()
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None

@@ -32,7 +32,8 @@ def pieces(length: int, count: int, rank: int, order: Order = "zigzag") -> list[
     """
     check_counts(minimum=0, length=length, rank=rank)
     check_count("count", count)
-    check_order(order)
+    if order not in get_args(Order):
+        raise ValueError(f'order must be "zigzag", "contiguous" or "striped", got {order!r}')
     if rank >= count:
         raise ValueError(f"rank must be below count = {count}, got {rank}")
     if order == "striped":
@@ -81,7 +82,6 @@ def unshard_sequence(
 
     def describe() -> dict[str, object]:
         at = _checked_dim("share", share, dim)
-        check_order(order)
         return {
             "dim": at,
             "order": order,
@@ -112,12 +112,6 @@ def checked_lengths(name: str, lengths: list[int], order: Order) -> list[int]:
             f"{sum(lengths)}, got {lengths}"
         )
     return lengths
-
-
-def check_order(order: object) -> None:
-    """`order` must be "zigzag", "contiguous" or "striped"."""
-    if order not in get_args(Order):
-        raise ValueError(f'order must be "zigzag", "contiguous" or "striped", got {order!r}')
 
 
 def _checked_dim(name: str, x: object, dim: int) -> int:

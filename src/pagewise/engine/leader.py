@@ -68,17 +68,14 @@ class Leader:
         self._processes: dict[int, BaseProcess] = {}
         self._folder: str | None = None  # where the processes meet. A TemporaryDirectory would end with any fork
         self._team = join_torchrun(config)
-        self._is_launched = self._team is not None
+        device, dtype = config.device_and_dtype()
         if isinstance(model, nn.Module):
             weight = next(model.parameters())
-            dtype, device = weight.dtype, torch.device(config.device or weight.device)
-        else:
-            device, dtype = config.device_and_dtype()
+            device, dtype = weight.device, weight.dtype
         config = replace(config, dtype=dtype, device=device.type)
         try:
             check_model(model, config)
-            if self._team is None:
-                self._team = self._started(config)
+            self._team = self._team or self._started(config)
             self._team.send((model, config))
             self.part = make_part(model, config, self._team)
             self.part[0].together = self.step
@@ -175,10 +172,10 @@ class Leader:
         self._processes = {}
         if team is not None:
             team.leave()
-            if self._is_launched and "RANK" in os.environ:
-                has_left.append(True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        elif team is not None and "RANK" in os.environ:
+            has_left.append(True)
 
 
 def make_part(
