@@ -71,7 +71,7 @@ def row(
 ) -> Row:
     """The draw after these tokens, of which num_new are new. `more`: drafts, and the request's ends."""
     request = Request(tokens[: len(tokens) - num_new], sampling, None, more.get("ends", frozenset()), seed)
-    sequence = Sequence(tokens, choice)
+    sequence = Sequence(tokens, index=choice)
     return Row(logits, request, sequence, more.get("drafts", ()))
 
 

@@ -6,14 +6,12 @@ from checkpoints import save_random
 from torch.nn.functional import linear
 
 from pagewise.engine import LLM, SamplingParams
-from pagewise.engine import flash_decoding_plus_plus as ideas
-from pagewise.engine.flash_decoding_plus_plus import calibrate_model, product_shapes
-from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax, calibrate
+from pagewise.engine.flash_decoding_plus_plus import product_shapes
+from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
 from pagewise.flash_decoding_plus_plus import dataflow as products
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
-from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig, load_model, tiny_model
+from pagewise.models import GPT2, GPT2Config, Llama, LlamaConfig, load_model
 from pagewise.models.gpt2 import Conv1D
-from pagewise.naive_attention import attention
 
 HERE = device_label(torch.device("cpu"))
 PROMPTS = [[5, 9, 2, 33, 17, 8, 21], [1], [40, 3, 12]]
@@ -186,33 +184,3 @@ def test_rows_outside_the_band_are_recomputed_and_counted(backend, band, recompu
     llm = LLM(model, num_blocks=16, attention="dense", backend=backend, unified_max=band)
     assert tokens(llm) == tokens(LLM(model, num_blocks=16))
     assert llm.memory.num_recomputed in recomputed
-
-
-def test_a_calibrated_model_recomputes_nothing():
-    model, tokenizer = tiny_model()
-    texts = ["a block table says where each block of a sequence lies in memory", "def attend(q, k, v):"]
-    found = calibrate_model(model, [tokenizer.encode(text) for text in texts])
-    llm = LLM(model, tokenizer=tokenizer, num_blocks=32, attention="dense", unified_max=found)
-    expected = LLM(model, tokenizer=tokenizer, num_blocks=32).generate(["The keys and", "x"], GREEDY)
-    assert [one.text for one in llm.generate(["The keys and", "x"], GREEDY)] == [one.text for one in expected]
-    assert llm.memory.num_recomputed == 0
-
-
-def test_calibration_looks_at_every_visible_score_of_every_prompt(monkeypatch):
-    model, expected, found = new_model("llama"), [], []
-
-    def attend(layer, q, k, v):
-        scores = q @ k.mT * q.shape[-1] ** -0.5
-        visible = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
-        expected.extend(scores[..., visible].aminmax())
-        return attention(q, k, v, causal=True)
-
-    for prompt in PROMPTS:
-        model(torch.tensor([prompt]), torch.arange(len(prompt))[None], attend)
-    with monkeypatch.context() as patched:
-        patched.setattr(ideas, "calibrate", found.append)
-        calibrate_model(model, PROMPTS)
-    torch.testing.assert_close(found, [torch.stack(expected)])
-    assert calibrate_model(model, PROMPTS) == calibrate(torch.stack(expected))
-    model.model["layers"][0].self_attn.q_proj.weight.mul_(1e4)
-    assert calibrate_model(model, PROMPTS) is None

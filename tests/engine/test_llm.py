@@ -64,7 +64,7 @@ def test_on_every_device_it_gives_these_tokens(attention, device):
     """A GPU uses Triton's kernels, and replays paged decode steps as CUDA graphs."""
     model, _ = tiny_model(device=device)
     llm = LLM(model, tokenizer=TOKENIZER, num_blocks=64, attention=attention, max_num_batched_tokens=20)
-    assert llm.backend == {"cpu": "torch", "cuda": "triton"}[device.type]
+    assert llm.config.backend == {"cpu": "torch", "cuda": "triton"}[device.type]
     assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [unserved(prompt) for prompt in PROMPTS]
 
 
@@ -212,7 +212,7 @@ def test_a_bias_decides_what_is_drawn():
 def test_an_engine_takes_its_options_as_one_value_or_one_by_one():
     config = EngineConfig(num_blocks=64, block_size=4)
     llm = LLM(MODEL, config, tokenizer=TOKENIZER)
-    assert llm.config == dataclasses.replace(config, backend=llm.backend, max_model_len=512)
+    assert llm.config == dataclasses.replace(config, backend=llm.config.backend, max_model_len=512)
     other = LLM(MODEL, config, tokenizer=TOKENIZER, block_size=8)
     assert (other.config.num_blocks, other.memory.block_size) == (64, 8)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -527,7 +527,7 @@ def test_what_just_fits_is_taken():
     llm.add_request("x", SamplingParams(n=5))
     engine(max_num_seqs=6).add_request("x", SamplingParams(n=6))
     assert engine(backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
-    assert LLM(GPT2(GPT2Config(9, 256, 1, 1)), backend="triton", num_blocks=1).backend == "triton"
+    assert LLM(GPT2(GPT2Config(9, 256, 1, 1)), backend="triton", num_blocks=1).config.backend == "triton"
 
 
 def test_greedy_requests_leave_torchs_generator_alone():

@@ -3,13 +3,14 @@
 import gzip
 import json
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine import profile as profile_module
-from pagewise.engine.profile import Profile, Span, Total, span
+from pagewise.engine.profile import Profile, Span, Total
 from pagewise.models import tiny_model
 
 
@@ -27,17 +28,17 @@ def passes(clock, seconds):
 
 def two_steps(clock):
     """A prefill takes 1 + 2 + 1 seconds, with the attention of two layers. Then a decode step takes 5 seconds."""
-    with span("step"):
+    with Profile.span("step"):
         passes(clock, 1)
-        with span("prefill"):
+        with Profile.span("prefill"):
             for _ in range(2):
-                with span("attention"):
+                with Profile.span("attention"):
                     passes(clock, 0.75)
             passes(clock, 0.5)
-        with span("sampling"):
+        with Profile.span("sampling"):
             passes(clock, 1)
     passes(clock, 10)  # between steps: nobody's
-    with span("step"), span("decode"):
+    with Profile.span("step"), Profile.span("decode"):
         passes(clock, 5)
 
 
@@ -71,9 +72,9 @@ def test_own_seconds_add_up_to_the_steps(clock):
 
 
 def test_a_name_inside_itself_keeps_its_own_seconds_right(clock):
-    with Profile() as profile, span("a"):
+    with Profile() as profile, Profile.span("a"):
         passes(clock, 1)
-        with span("a"):
+        with Profile.span("a"):
             passes(clock, 2)
     assert profile.by_name()["a"].own == 3.0
 
@@ -83,19 +84,19 @@ def test_without_a_profile_nothing_is_marked(clock):
         pass
     two_steps(clock)
     assert profile.spans == []
-    assert span("step") is span("another")  # the one context that does nothing
+    assert Profile.span is nullcontext
 
 
 def test_an_exception_ends_its_spans_and_leaves_the_next_ones_where_they_belong(clock):
     def fails():
-        with span("step"), span("prefill"):
+        with Profile.span("step"), Profile.span("prefill"):
             passes(clock, 1)
             raise ZeroDivisionError
 
     with Profile() as profile:
         with pytest.raises(ZeroDivisionError):
             fails()
-        with span("step"):
+        with Profile.span("step"):
             passes(clock, 2)
     assert [(s.name, s.seconds, s.depth, s.step) for s in profile.spans] == [
         ("step", 1.0, 0, 0), ("prefill", 1.0, 1, 0), ("step", 2.0, 0, 1),
@@ -105,13 +106,13 @@ def test_an_exception_ends_its_spans_and_leaves_the_next_ones_where_they_belong(
 def test_one_profile_at_a_time():
     with Profile(), pytest.raises(RuntimeError, match="a profile is running already"), Profile():
         pass
-    with Profile() as profile, span("step"):  # and the first has ended
+    with Profile() as profile, Profile.span("step"):  # and the first has ended
         pass
     assert len(profile.spans) == 1
 
 
 def test_torchs_trace_has_the_spans_among_the_operations(tmp_path):
-    with torch.profiler.profile() as trace, Profile() as profile, span("step"), span("attention"):
+    with torch.profiler.profile() as trace, Profile() as profile, Profile.span("step"), Profile.span("attention"):
         torch.ones(3, 3) @ torch.ones(3, 3)
         time.sleep(0.002)
     trace.export_chrome_trace(str(tmp_path / "trace.json.gz"))
@@ -155,11 +156,11 @@ def test_an_engine_says_what_each_step_does(attention):
         assert found["cache write"] == (4, model)  # once per layer
         if attention == "paged":
             assert found["attention"] == (4, model)
-            assert found["build batch"] == (1, ("step", kind))
+            assert found["build batch"] == (1, ("step",))
             assert "block tables" in found
         else:  # prompts are attended to one by one, decoding sequences as a batch that each layer copies together
             assert found["attention"] == ((4, model) if number else (2 * 4, model))
-            assert found["build batch"] == ((1 + 4, model) if number else (1, ("step", kind)))
+            assert found["build batch"] == ((1 + 4, model) if number else (1, ("step",)))
             assert "block tables" not in found
 
 

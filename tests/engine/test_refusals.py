@@ -111,7 +111,10 @@ def add(prompt, **params):
 
 REQUESTS = [
     ({}, generate("one text"), TypeError, "put a single one into a list"),
-    ({}, generate([1, 2, 3]), TypeError, "put a single one into a list"),
+    ({}, generate([1, 2, 3]), TypeError, "list of token ids, got int: put a single one into a list"),
+    ({}, generate(torch.tensor([1, 2, 3])), TypeError, "list of token ids, got Tensor: put a single one into a list"),
+    ({}, generate([b"text"]), TypeError, "list of token ids, got bytes"),
+    ({}, add(b"text"), TypeError, "list of token ids, got bytes"),
     ({}, second([]), ValueError, "at least 1 token"),
     ({}, second(""), ValueError, "at least 1 token"),
     ({}, second([1, 257]), ValueError, r"\[0, vocab_size = 257\), got 257 in the prompt"),

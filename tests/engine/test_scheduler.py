@@ -32,7 +32,7 @@ def add(scheduler, prompt, name=0, **sampling):
     prompt = [100 * name + i for i in range(prompt)] if isinstance(prompt, int) else prompt
     request = Request(prompt, SamplingParams(**({"max_tokens": 50} | sampling)), None)
     request.id = name
-    scheduler.add(request)
+    scheduler.waiting.append(request)
     return request
 
 

@@ -258,7 +258,7 @@ def test_a_chat_template_of_a_file_replaces_the_checkpoints(folder, tmp_path, be
         command.main([*arguments, "--chat-template", str(tmp_path / "mine.jinja")])
     llm = begun["app"].state.engine.llm
     assert llm.tokenizer.apply_chat_template(HI, tokenize=False) == "éHi"
-    assert llm.max_model_len == 100
+    assert llm.config.max_model_len == 100
 
 
 BAD = [

@@ -29,9 +29,9 @@ from test_pressure import (
 
 from pagewise.engine import LLM, SamplingParams, scheduler
 from pagewise.engine.model_runner import DecodeGraphs
-from pagewise.engine.request import Request
+from pagewise.engine.request import Request, Sequence
 from pagewise.engine.sampling_params import Pick
-from pagewise.engine.speculation import Drafter, verified
+from pagewise.engine.speculation import Drafter
 from pagewise.models import tiny_model
 from pagewise.paged_blocks.prefix_cache import TokenBlocks
 
@@ -127,13 +127,32 @@ def test_a_draft_looks_at_a_bounded_number_of_places():
     assert drafter._earlier.__getitem__.call_count < 100
 
 
-def test_the_first_pick_that_differs_from_its_draft_is_the_last_to_be_kept():
-    picks = [Pick(token, 0.0) for token in (4, 5, 6)]
-    assert verified(picks, (4, 5)) == picks
-    assert verified(picks, (4, 0)) == picks[:2]
-    assert verified(picks, (0, 5)) == picks[:1]
-    assert verified(picks[:1], ()) == picks[:1]
-    assert verified([picks[0], None, picks[2]], (4, 5)) == [picks[0], None]
+@pytest.mark.parametrize(
+    ("tokens", "drafts", "ends", "longest", "kept", "right", "reason"),
+    [
+        ((4, 5, 6), (4, 5), (), 9, [4, 5, 6], 2, None),
+        ((4, 5, 6), (4, 0), (), 9, [4, 5], 1, None),
+        ((4, 5, 6), (0, 5), (), 9, [4], 0, None),
+        ((4,), (), (), 9, [4], 0, None),
+        ((4, None, 6), (4, 5), (), 9, [4], 1, "error"),
+        ((0, None, 6), (4, 5), (), 9, [0], 0, None),  # what follows a wrong draft is not looked at
+        ((4, 5, 6), (4, 5), (4,), 9, [4], 1, "stop"),
+        ((4, 5, 6), (4, 0), (5,), 9, [4, 5], 1, "stop"),
+        ((4, 5, 6), (4, 5), (), 3, [4, 5], 2, "length"),
+        ((4, 5, 6), (4, 5), (5,), 3, [4, 5], 2, "stop"),
+        ((4,), (), (), 1, [], 0, "length"),
+        ((None,), (), (), 1, [], 0, "error"),
+    ],
+)
+def test_the_first_pick_that_differs_from_its_draft_is_the_last_to_be_kept(
+    tokens, drafts, ends, longest, kept, right, reason
+):
+    sequence = Sequence([1])
+    picks = [None if token is None else Pick(token, 0.0) for token in tokens]
+    assert sequence.take(picks, drafts, frozenset(ends), longest) == right
+    assert sequence.tokens[1:] == [pick.token for pick in sequence.untold] == kept
+    assert sequence.finish_reason == reason
+    assert (sequence.error is not None) == (reason == "error")
 
 
 # ------------------------------------------------------------------------------------------ the same tokens

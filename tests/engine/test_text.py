@@ -27,7 +27,7 @@ def fed(tokens, tokenizer=None, stop=(), prompt=()):
         if not text.stopped:
             pieces.append(text.add(token))
             sequence.append(token)
-    pieces.append(text.end())
+    pieces.append(text.add(None))
     assert "".join(pieces) == text.text
     return pieces, text
 
@@ -245,7 +245,7 @@ def test_stop_strings_are_not_looked_for_in_the_first_tokens(min_tokens, expecte
     for token in b"abcabc":
         if not text.stopped:
             text.add(token)
-    text.end()
+    text.add(None)
     assert text.text == expected
 
 
@@ -253,7 +253,7 @@ def test_a_text_that_is_given_up_keeps_what_was_held():
     text = Text(ByteTokenizer(), ("xyz",), [])
     assert [text.add(token) for token in b"axy"] == ["a", "", ""]
     assert text.give_up() == "xy"
-    assert (text.text, text.end()) == ("axy", "")
+    assert (text.text, text.add(None)) == ("axy", "")
 
 
 def test_a_foreign_byte_before_a_character_that_the_prompt_begins_stays_in_the_prompt():

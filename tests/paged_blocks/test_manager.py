@@ -17,7 +17,7 @@ from pagewise.paged_blocks import (
     prefix_cache,
     to_vllm_layout,
 )
-from pagewise.paged_blocks.prefix_cache import ROOT, PrefixCache
+from pagewise.paged_blocks.prefix_cache import ROOT, PrefixCache, TokenBlocks
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 LAYOUTS = ["nhd", "vllm"]
@@ -329,50 +329,6 @@ def test_digests_are_strong_and_depend_on_every_token_before():
     assert digest(b"", [-1]) != digest(b"", [2**32 - 1])
 
 
-# ------------------------------------------------------------------------------------------ tokens taken back
-
-
-def test_truncate_releases_the_blocks_that_hold_only_tokens_taken_back():
-    manager = BlockManager(8, 4, prefix_cache=True)
-    allocate(manager, "a", range(5))
-    for token in range(5, 14):
-        manager.append("a", token)
-    table = manager.block_table("a")
-    manager.truncate("a", 6)
-    assert manager.block_table("a") == table[:2]
-    assert manager.tokens("a") == list(range(6))
-    assert manager.free_blocks[:2] == [table[2], table[3]]  # the last was released first
-    check_invariants(manager)
-    assert manager.append("a", 99) == table[1] * 4 + 2
-    manager.truncate("a", 8)  # nothing to take back
-    assert manager.num_tokens("a") == 7
-
-
-def test_tokens_taken_back_are_never_shared():
-    manager = BlockManager(8, 4, prefix_cache=True)
-    allocate(manager, "a", range(4))
-    for token in (4, 5, 6, 7):
-        manager.append("a", token)
-    manager.truncate("a", 6)
-    for token in (60, 70):
-        manager.append("a", token)
-    manager.commit("a", 8)
-    assert manager.cached_prefix([0, 1, 2, 3, 4, 5, 60, 70, 0]) == 8
-    assert manager.cached_prefix([0, 1, 2, 3, 4, 5, 6, 7, 0]) == 4
-
-
-def test_truncate_leaves_a_pending_copy_and_a_twin_alone():
-    manager = BlockManager(8, 4)
-    allocate(manager, "a", range(6))
-    manager.fork("a", "b")
-    for token in (6, 7, 8):
-        manager.append("b", token)
-    manager.truncate("b", 7)
-    assert manager.take_copies() == [(manager.block_table("a")[1], manager.block_table("b")[1])]
-    assert manager.tokens("a") == list(range(6))
-    check_invariants(manager)
-
-
 # ------------------------------------------------------------------------------------------ all or nothing
 
 UNKNOWN = "no sequence 'nobody': allocate or fork it first"
@@ -405,9 +361,6 @@ REFUSED = [
     (lambda m: m.free("nobody"), ValueError, UNKNOWN),
     (lambda m: m.block_table("nobody"), ValueError, UNKNOWN),
     (lambda m: m.num_tokens("nobody"), ValueError, UNKNOWN),
-    (lambda m: m.truncate("nobody", 1), ValueError, UNKNOWN),
-    (lambda m: m.truncate("a", 8), ValueError, "num_tokens must be at least 9, got 8"),
-    (lambda m: m.truncate("c", 13), ValueError, "num_tokens = 13 cuts block 6, which others read"),
     (lambda m: m.slots("a", 0, 11), ValueError, "stop must be at most 10, the tokens of sequence 'a', got 11"),
     (lambda m: m.slots("a", 3, 2), ValueError, "stop must be at least 3, got 2"),
     (lambda m: m.slots("a", -1, 2), ValueError, "start must be at least 0, got -1"),
@@ -636,7 +589,7 @@ def test_a_copied_manager_finds_and_shares_what_the_original_does(way, num_token
     manager.allocate("b", prompt[:3])
     twin = COPIES[way](manager)
     for each in (manager, twin):
-        assert each.cached_prefix([*prompt, 0]) == num_tokens
+        assert each.num_cached(TokenBlocks([*prompt, 0], 1)) == num_tokens
         assert each.allocate("c", [*prompt, 0]) == num_tokens
         each.commit("c", num_tokens + 1)
     assert content(twin) == content(manager)
@@ -681,7 +634,7 @@ def test_a_copied_cache_keeps_its_prefixes_apart_by_their_parents(way):
     first, other = cache.register(0, ROOT, [1]), cache.register(1, ROOT, [2])
     after = cache.register(2, first, [3])
     twin = COPIES[way](cache)
-    assert twin.find(twin.of_block(0), [3]).blocks == after.blocks
-    assert twin.find(twin.of_block(1), [3]) is None
+    assert twin.find(twin.by_block[0], [3]).blocks == after.blocks
+    assert twin.find(twin.by_block[1], [3]) is None
     assert not after.continues(other, (3,))
-    assert twin.register(3, twin.of_block(1), [3]).number not in {prefix.number for prefix in (first, other, after)}
+    assert twin.register(3, twin.by_block[1], [3]).number not in {prefix.number for prefix in (first, other, after)}

@@ -89,26 +89,6 @@ class BlockManagerModel(RuleBasedStateMachine):
         self.append_to(self.pick(pick), token)
 
     @precondition(lambda self: self.model)
-    @rule(pick=picks, upto=picks)
-    def truncate(self, pick, upto):
-        """Drafts are refused: any token that is not committed may go, unless others read its block."""
-        seq_id = self.pick(pick)
-        seq, manager, P = self.model[seq_id], self.manager, self.manager.block_size
-        least = max(1, seq.committed)
-        length = least + upto % (len(seq.tokens) - least + 1)
-        table = manager.block_table(seq_id)
-        if length < len(seq.tokens) and length % P:
-            block = table[length // P]
-            if manager.ref_count(block) > 1 or manager.prefix(block) is not None:
-                self.refused(ValueError, manager.truncate, seq_id, length)
-                return
-        self.count("truncations", length < len(seq.tokens))
-        manager.truncate(seq_id, length)
-        assert manager.block_table(seq_id) == table[: -(-length // P)]
-        del seq.tokens[length:]
-        seq.written = min(seq.written, length)
-
-    @precondition(lambda self: self.model)
     @rule(pick=picks, more=st.lists(tokens, min_size=1, max_size=6))
     def decode(self, pick, more):
         """Some steps of an engine: append, write, commit."""
@@ -327,6 +307,6 @@ def test_random_calls_against_a_model(shapes_unchecked):
         if BlockManagerModel.steps >= NUM_STEPS:
             break
     print(f"{BlockManagerModel.steps} steps from seed {first}: {BlockManagerModel.events}")
-    events = ("copies", "hits", "evictions", "out of blocks", "truncations")
+    events = ("copies", "hits", "evictions", "out of blocks")
     for event in events:  # a walk that never meets them proves little
         assert BlockManagerModel.events.get(event, 0) >= NUM_STEPS / 200

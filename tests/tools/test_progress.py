@@ -1,11 +1,12 @@
 """Progress bars: shown on a terminal only, never in the way of printed text, and not needed."""
 
-import builtins
+import importlib
 import io
 import sys
 
 import pytest
 
+from pagewise.tools import progress as module
 from pagewise.tools.progress import progress, progress_bar, say
 
 
@@ -24,14 +25,12 @@ def terminal_of(monkeypatch):
 
 @pytest.fixture
 def without_tqdm(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args):
-        if name == "tqdm":
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    """Import the module again as where tqdm is missing. Its functions look their names up in the module."""
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    importlib.reload(module)
+    yield
+    monkeypatch.undo()
+    importlib.reload(module)
 
 
 def test_a_terminal_shows_the_bar_before_the_first_item(monkeypatch):

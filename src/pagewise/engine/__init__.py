@@ -7,7 +7,6 @@
 - request: a request, its sequences and its output.
 - text: the text of a sequence, as it grows.
 - memory, paged_memory: what keeps keys and values. `pagewise.experiments` has two rivals.
-- warm_up: measures the memory that a step takes on a GPU.
 - batch: the inputs of a step as one value.
 - model_runner: runs the model once for a step.
 - sampling_params, sampling: draw tokens from logits.
@@ -15,7 +14,7 @@
 - speculation: drafts of the next tokens, which one step verifies.
 - leader: several processes. Process 0 decides every step, and other processes follow.
 - sharded_memory: context parallelism. A cache whose tokens are spread over processes.
-- flash_decoding_plus_plus: lesson 8's products and unified maximum in a step.
+- flash_decoding_plus_plus: lesson 8's products in a step.
 - profile: measures the parts of a step.
 - command_line: the options that both commands share.
 - interrupts: delays Ctrl-C until the bookkeeping of a step is complete.

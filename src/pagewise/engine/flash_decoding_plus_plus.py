@@ -1,11 +1,11 @@
-"""Lesson 8 in the engine: products chosen from a table, and a unified maximum for a model's own scores (lesson 9).
+"""Lesson 8 in the engine: products chosen from a table (lesson 9).
 
 The engine does not change the model. While the engine runs the model, a context of torch hands every call of
 `torch.nn.functional.linear` to `Dataflow.linear`. Such calls come from nn.Linear, from GPT-2's Conv1D, and from output
 heads that are tied to the embedding. CUDA graphs capture the products that the table chose.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax, calibrate
+from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
-from pagewise.naive_attention import attention, masked_scores
-from pagewise.options import ScoreOptions
 
 
 class LinearBy(TorchFunctionMode):
@@ -70,24 +68,3 @@ def products_by(model: nn.Module, dataflow: Dataflow) -> LinearBy:
         raise ValueError(f"dataflow has no weights of the model: its table has {has}, the model has {needs}: {remedy}")
 
     return LinearBy(dataflow.linear)
-
-
-@torch.inference_mode()
-def calibrate_model(model: nn.Module, prompts: Sequence[Sequence[int]]) -> UnifiedMax | None:
-    """Return φ for all attention scores of a model on prompts of token ids. None: their range is too wide.
-
-    Prompts should resemble the texts that the engine will serve, with answers. Each takes T² scores per head.
-    """
-    extremes = []
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = torch.arange(k.shape[2], device=q.device)
-        scores = masked_scores(q, k, keys, keys, ScoreOptions(causal=True))
-        extremes.extend(scores[scores != -torch.inf].aminmax())
-        return attention(q, k, v, causal=True)
-
-    for prompt in prompts:
-        tokens = torch.tensor([list(prompt)], device=next(model.parameters()).device)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        model(tokens, positions, attend, logits_for=positions[0, -1:])
-    return calibrate(torch.stack(extremes))

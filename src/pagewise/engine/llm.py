@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from itertools import starmap
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,13 +29,12 @@ from pagewise.engine.config import EngineConfig
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.leader import Leader
 from pagewise.engine.model_runner import ModelRunner
-from pagewise.engine.profile import Profile, span
-from pagewise.engine.prompts import paired, sampling_defaults, special_stops, token_ids
+from pagewise.engine.profile import Profile
+from pagewise.engine.prompts import sampling_defaults, special_stops, token_ids
 from pagewise.engine.request import Choice, Chunk, Listener, Output, Piece, Request, Sequence
 from pagewise.engine.sampling import Row, chosen_seed, sample, scored
 from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.scheduler import Scheduler
-from pagewise.engine.speculation import verified
 from pagewise.engine.text import Text
 from pagewise.models import load_model
 from pagewise.paged_blocks.prefix_cache import as_token
@@ -44,14 +42,7 @@ from pagewise.tools.progress import progress_bar
 from pagewise.tools.worker import described
 
 Prompt = str | Several[int] | Tensor
-
-
-class Drawn(NamedTuple):
-    """What a step has drawn. Nothing knows of it yet."""
-
-    picks: list[tuple[Request, Sequence, list[Pick | None]]]  # the right drafts and one more; None: not finite
-    searches: list[tuple[Request, beam_search.Selection]]
-    prompts: list[tuple[Request, list[dict[int, float]]]]  # log p of prompt tokens
+Drawn = tuple[Request, Sequence, tuple[int, ...], list[Pick | None]]  # a sequence, its drafts, and the drawn tokens
 
 
 class LLM(AbstractContextManager):
@@ -92,7 +83,6 @@ class LLM(AbstractContextManager):
             on_error.pop_all()
         self.model, self.tokenizer, self.config = model, tokenizer or found, config
         self.memory, self.scheduler = self.runner.memory, Scheduler(self.runner.memory, config)
-        self.backend, self.max_model_len = config.backend, config.max_model_len
         of_tokenizer = getattr(self.tokenizer, "eos_token_id", None)
         self._ends = frozenset(getattr(model, "eos_token_ids", ())) | {of_tokenizer} - {None}
         self._requests: dict[int, Request] = {}
@@ -129,7 +119,13 @@ class LLM(AbstractContextManager):
                 max_tokens for the model's context or for the memory.
             Any other exception: the call's requests are aborted, and the engine can be used again.
         """
-        requests = list(starmap(self.prepare, paired(prompts, sampling)))
+        if isinstance(prompts, str):
+            raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
+        params = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
+        if len(params) != len(prompts):
+            said = f"sampling must be one for all or one for each of {len(prompts)} prompts"
+            raise ValueError(f"{said}, got {len(params)}")
+        requests, outputs = list(map(self.prepare, prompts, params)), []
         ids = list(map(self.add, requests))
         try:
             with progress_bar(len(ids), "prompts", show=progress) as bar:
@@ -137,9 +133,10 @@ class LLM(AbstractContextManager):
                     self._step()
                     bar.update(len(missing - self._requests.keys()))
         finally:
-            for request_id in self._requests.keys() & ids:
-                self.abort(request_id)
-            outputs = [self._ended.pop(request_id, None) for request_id in ids]
+            for request_id in ids:
+                if request_id in self._requests:
+                    self.abort(request_id)
+                outputs.append(self._ended.pop(request_id, None))
         return outputs
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str | int]:
@@ -205,9 +202,9 @@ class LLM(AbstractContextManager):
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if sampling.width > (limit := getattr(self.config, name)):
                 raise ValueError(f"n or beam_width = {sampling.width} exceeds {name} = {limit}")
-        if len(tokens) + sampling.max_tokens > self.max_model_len:
-            said = f"{sampling.described(len(tokens))} exceed the model's context of {self.max_model_len} tokens"
-            raise ValueError(f"{said}: shorten one of them")
+        if len(tokens) + sampling.max_tokens > self.config.max_model_len:
+            said = f"{sampling.described(len(tokens))} exceed the model's context of {self.config.max_model_len}"
+            raise ValueError(f"{said} tokens: shorten one of them")
         for token, _ in sampling.logit_bias or ():
             if token >= vocab_size:
                 raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {vocab_size}), got {token}")
@@ -245,7 +242,7 @@ class LLM(AbstractContextManager):
         with held_back():
             request.id, self._next_id = self._next_id, self._next_id + 1
             self._requests[request.id] = request
-            self.scheduler.add(request)
+            self.scheduler.waiting.append(request)
         return request.id
 
     def step(self) -> list[Output]:
@@ -277,7 +274,7 @@ class LLM(AbstractContextManager):
                 return True
             return False
 
-        most = min(self.max_model_len, self.memory.num_tokens + 1) - len(tokens)
+        most = min(self.config.max_model_len, self.memory.num_tokens + 1) - len(tokens)
         return most if n == 1 or most < 1 else bisect_left(range(1, most + 1), True, key=exceeds)
 
     @property
@@ -292,7 +289,7 @@ class LLM(AbstractContextManager):
     def _step(self) -> None:
         """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""
         self.failed_ids = []
-        with span("step"):
+        with Profile.span("step"):
             try:
                 self._compute()
             except BaseException:
@@ -311,29 +308,28 @@ class LLM(AbstractContextManager):
 
     def _compute(self) -> None:
         """Compute one step, and give all tokens to their sequences. With nothing to compute, do nothing."""
-        with held_back(), span("schedule"):
+        with held_back(), Profile.span("schedule"):
             chunks = self.scheduler.schedule()
             if self.config.speculate:
                 chunks = self.scheduler.draft(chunks)
         if not chunks:
             return
         logits = self.runner.run(chunks)
-        with span("sampling"):
-            drawn = draw(chunks, logits)
+        with Profile.span("sampling"):
+            drawn, selections, prompts = draw(chunks, logits)
         with held_back():
             num_right = {}
-            for request, logprobs in drawn.prompts:
+            for request, logprobs in prompts:
                 request.prompt_logprobs += logprobs
-            for request, sequence, picks in drawn.picks:
+            for request, sequence, drafts, picks in drawn:
                 if not sequence.untold:  # else a step failed before the sequence was told
                     self._untold.append((request, sequence))
-                taken = sequence.take(picks, request.ends, request.longest)
-                num_right[sequence] = min(taken, len(picks) - 1)
+                num_right[sequence] = sequence.take(picks, drafts, request.ends, request.longest)
             self.scheduler.computed(chunks, num_right)
-            for request, sequence, _ in drawn.picks:
+            for request, sequence, *_ in drawn:
                 if sequence.finish_reason is not None:
                     self.scheduler.finish(request, sequence)
-            for request, selection in drawn.searches:
+            for request, selection in selections:
                 if beam_search.apply(request, selection, self.memory):
                     self.scheduler.remove(request)
                     self._untold.append((request, None))
@@ -348,7 +344,7 @@ class LLM(AbstractContextManager):
                 else:
                     self._tell_of(request, sequence)
             self._untold.popleft()
-            if not request.live and request not in dict(self._untold):
+            if not request.live and request.id in self._requests and request not in dict(self._untold):
                 self._end(request)
 
     def _tell_of(self, request: Request, sequence: Sequence) -> None:
@@ -359,13 +355,13 @@ class LLM(AbstractContextManager):
                 pick = sequence.untold[0]
                 last = sequence.finish_reason is not None and len(sequence.untold) == 1
                 ended = last and sequence.finish_reason == "stop"
-                text += sequence.text.end() if ended else sequence.text.add(pick.token, last=last)
+                text += sequence.text.add(None if ended else pick.token, last=last)
                 new.append(sequence.untold.pop(0).token)
                 sequence.score += pick.logprob
                 if pick.likeliest is not None:
                     logprobs.append(pick.likeliest)
             if sequence.finish_reason == "error":
-                text += sequence.text.end()
+                text += sequence.text.add(None)
             if sequence.text.stopped:
                 sequence.cut("stop")
             told = True
@@ -398,8 +394,7 @@ class LLM(AbstractContextManager):
 
     def _end(self, request: Request) -> None:
         """Make the output of a request whose choices all have ended."""
-        if self._requests.pop(request.id, None) is None:  # it was aborted
-            return
+        del self._requests[request.id]
         start, wants = len(request.prompt), request.sampling.logprobs is not None
         choices, logprobs, error = [*request.beams], [None] * len(request.beams), request.error
         for s in sorted(request.finished, key=attrgetter("index")):
@@ -410,8 +405,13 @@ class LLM(AbstractContextManager):
         self._ended[request.id] = Output(request.id, request.prompt, choices, logprobs, cached, error, of_prompt)
 
 
-def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
-    """Return the next tokens of each sequence that has logits, and the next beams of each search. Nothing changes."""
+def draw(
+    chunks: list[Chunk], logits: Float[Tensor, "n vocab"]
+) -> tuple[list[Drawn], list[tuple[Request, beam_search.Selection]], list[tuple[Request, list[dict[int, float]]]]]:
+    """Return tokens of each sequence that has logits, the next beams of each search, and log p of prompt tokens.
+
+    A sequence gets a token after each of its drafts, and one more. Nothing changes.
+    """
     rows, wanted, prompts, stop = [], [], [], 0
     searches: dict[Request, list[int]] = {}
     for chunk in chunks:
@@ -429,12 +429,12 @@ def draw(chunks: list[Chunk], logits: Float[Tensor, "n vocab"]) -> Drawn:
             wanted.append((request, sequence, drafts, len(rows)))
             for i in range(stop - at):
                 rows.append(Row(at + i, request, sequence, drafts[:i]))
-    picks, drawn = sample(logits, rows), []
+    picks, drawn, selections = sample(logits, rows), [], []
     for request, sequence, drafts, first in wanted:
-        own = picks[first : first + len(drafts) + 1]
-        drawn.append((request, sequence, verified(own, drafts) if drafts else own))
-    beams = [(request, beam_search.select(request, logits[at])) for request, at in searches.items()]
-    return Drawn(drawn, beams, prompts)
+        drawn.append((request, sequence, drafts, picks[first : first + len(drafts) + 1]))
+    for request, at in searches.items():
+        selections.append((request, beam_search.select(request, logits[at])))
+    return drawn, selections, prompts
 
 
 def _check_model(model: object, config: EngineConfig) -> None:

@@ -31,11 +31,11 @@ class Memory(Protocol):
     def check_fits(self, request: "Request") -> None:
         """Raise ValueError if the request's sequences cannot all be in memory at once, even alone."""
 
-    def admit(self, request: "Request", computing: "list[Sequence]") -> int | None:
+    def admit(self, request: "Request", computing: "list[Chunk]") -> int | None:
         """Let the first sequence of a request hold the tokens `request.common`, and return how many are cached.
 
-        None: the sequences `computing` compute cacheable tokens with which these begin, so wait for a step. Raises
-        OutOfBlocks if they do not fit now, or if what the other sequences need besides does not.
+        None: `computing`, the prompts in the step so far, compute cacheable tokens with which these begin, so wait for
+        a step. Raises OutOfBlocks if they do not fit now, or if what the other sequences need besides does not.
         """
 
     def resize(self, sequence: "Sequence", num_tokens: int) -> None:

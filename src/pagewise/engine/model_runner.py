@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, free_memory, kv_sizes
 from pagewise.engine.flash_decoding_plus_plus import products_by
-from pagewise.engine.profile import span
+from pagewise.engine.profile import Profile
 from pagewise.engine.request import Chunk
 from pagewise.models.linear import PackedWeights
 from pagewise.tools.sizes import cdiv
@@ -44,12 +44,11 @@ class ModelRunner:
 
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
-        decoding = max([chunk.stop - chunk.start for chunk in chunks]) == 1
-        with span("decode" if decoding else "prefill"):
-            with span("build batch"):
-                batch = self.memory.batch(chunks)
-            with self.together(batch):
-                return self.step(batch)
+        with Profile.span("build batch"):
+            batch = self.memory.batch(chunks)
+        decoding = len(batch.token_ids) == len(chunks)
+        with Profile.span("decode" if decoding else "prefill"), self.together(batch):
+            return self.step(batch)
 
     @torch.inference_mode()
     def step(self, batch: Batch) -> Float[Tensor, "n vocab"]:
@@ -63,7 +62,7 @@ class ModelRunner:
         if hasattr(self.memory, "part_of"):  # context parallelism: this process computes some rows
             batch = self.memory.part_of(batch)
         attend = self.memory.attention(batch)
-        with span("model"), self._products:
+        with Profile.span("model"), self._products:
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 

@@ -1,10 +1,10 @@
 """The time of each part of a step, as spans with names (lesson 9).
 
-The engine marks each part of a step with `span`. A span may contain others:
+The engine marks each part of a step with `with Profile.span(name)`. A span may contain others:
 
     step ─┬─ schedule
-          ├─ prefill | decode ─┬─ build batch
-          │                    ├─ block tables              (paged)
+          ├─ build batch
+          ├─ prefill | decode ─┬─ block tables              (paged)
           │                    └─ model ─┬─ cache write     (in each layer)
           │                              ├─ build batch     (dense: K and V of all sequences)
           │                              └─ attention
@@ -17,23 +17,10 @@ profile runs, a span costs a fraction of a microsecond.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch.profiler import record_function
-
-_OFF = nullcontext()
-_running: "Profile | None" = None
-
-
-def span(name: str) -> AbstractContextManager[None]:
-    """Mark the code inside a `with` statement as `name`, for the profile that runs now, if any."""
-    return _OFF if _running is None else _running.span(name)
-
-
-def marked(name: str, function: Callable) -> Callable:
-    """Return a function whose every call is a span, for the profile that runs now, if any."""
-    return function if _running is None else _running.span(name)(function)
 
 
 class Span(NamedTuple):
@@ -59,32 +46,34 @@ class Profile:
 
     On a GPU, a span ends when the host has queued its work. The time of the device is in the span that waits for a
     result. Inside `torch.profiler.profile`, torch's trace has the spans too. A second profile raises RuntimeError.
+
+    Attributes:
+        span: `with Profile.span(name):` marks code for the profile that runs now. Without one, it does nothing.
     """
+
+    span: ClassVar[Callable[[str], AbstractContextManager]] = nullcontext
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self._step, self._depth = -1, 0
 
     def __enter__(self) -> "Profile":
-        global _running
-        if _running is not None:
+        if Profile.span is not nullcontext:
             raise RuntimeError("a profile is running already: leave its `with` first")
         self._begin = time.perf_counter()
-        _running = self
+        Profile.span = self._span
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _running
-        _running = None
+        Profile.span = nullcontext
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Record a span. The engine calls the function `span` instead."""
+    def _span(self, name: str) -> Iterator[None]:
         place, depth = len(self.spans), self._depth
         self._depth += 1
         self._step += depth == 0
         self.spans.append(Span(name, 0.0, 0.0, depth, self._step))
-        with record_function(name) if torch._C._autograd._profiler_enabled() else _OFF:
+        with record_function(name) if torch._C._autograd._profiler_enabled() else nullcontext():
             begin = time.perf_counter()
             try:
                 yield

@@ -56,19 +56,10 @@ def token_ids(prompt: object, tokenizer: Any) -> list[int]:
         if tokenizer is None:
             raise ValueError("the prompt is text, but the model came without a tokenizer: give token ids")
         prompt = tokenizer.encode(prompt)
-    if not isinstance(prompt, Iterable):
-        raise TypeError(f"a prompt must be text or a list of token ids, got {type(prompt).__name__}")
-    tokens = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-    if not tokens:
+    tokens = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if isinstance(tokens, bytes) or not isinstance(tokens, Iterable):
+        said = f"a prompt must be text or a list of token ids, got {type(prompt).__name__}"
+        raise TypeError(f"{said}: put a single one into a list")
+    if not (tokens := list(tokens)):
         raise ValueError("the prompt must hold at least 1 token, got none")
     return tokens
-
-
-def paired(prompts: Any, sampling: Any) -> list[tuple[Any, Any]]:
-    """Return each prompt with its SamplingParams, of which there is one for all or one for each."""
-    if isinstance(prompts, str) or not all(isinstance(prompt, str | list | tuple | Tensor) for prompt in prompts):
-        raise TypeError("prompts must be a list of texts or of lists of token ids: put a single one into a list")
-    params = list(sampling) if isinstance(sampling, list | tuple) else [sampling] * len(prompts)
-    if len(params) != len(prompts):
-        raise ValueError(f"sampling must be one for all or one for each of {len(prompts)} prompts, got {len(params)}")
-    return list(zip(prompts, params, strict=True))

@@ -5,7 +5,7 @@ scheduled, preempted and resumed together.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling_params import Pick, SamplingParams
@@ -71,39 +71,45 @@ class Piece(NamedTuple):
 Listener = Callable[[Piece], None]
 
 
+@dataclass(eq=False, kw_only=True)
 class Sequence(PagedSequence):
     """Tokens, the blocks of their K and V, the number of computed tokens, and the text of the new tokens.
 
     A token is drawn first and told later: `untold` holds the picks whose tokens are in `tokens` but not in the text.
     """
 
-    def __init__(self, tokens: list[int], index: int = 0) -> None:
-        super().__init__(tokens)
-        self.index = index
-        self.drafter: Drafter | None = None  # None until the first draft
-        self.counts: Any = None  # the `TokenCounts` of `sampling`, from the first penalty on
-        self.text: Text | None = None  # None for beams
-        self.untold: list[Pick] = []
-        self.score = 0.0
-        self.logprobs: list[dict[int, float]] = []
-        self.finish_reason: FinishReason | None = None
-        self.error: str | None = None
+    index: int = 0
+    text: Text | None = None  # None for beams
+    drafter: Drafter | None = None  # from the first draft on
+    counts: Any = None  # the `TokenCounts` of `sampling`, from the first penalty on
+    untold: list[Pick] = field(default_factory=list)
+    score: float = 0.0
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
 
-    def take(self, picks: list[Pick | None], ends: frozenset[int], longest: int) -> int:
-        """Append picks up to the one that ends the sequence, and return their number. A missing pick is an error."""
+    def take(self, picks: list[Pick | None], drafts: tuple[int, ...], ends: frozenset[int], longest: int) -> int:
+        """Append picks up to the first that ends the sequence or is no draft. Return how many drafts were right.
+
+        Args:
+            picks: after the newest token and after each draft. A missing one (None) ends the sequence with an error.
+        """
         if len(self.tokens) == longest and None not in picks:  # max_tokens is 0
             self.finish_reason = "length"
             return 0
-        for taken, pick in enumerate(picks):
+        right = 0
+        for pick, draft in zip(picks, (*drafts, None), strict=True):
             if pick is None:
                 self.finish_reason, self.error = "error", NOT_FINITE
-                return taken
+                break
             self.tokens.append(pick.token)
             self.untold.append(pick)
+            right += pick.token == draft
             if pick.token in ends or len(self.tokens) == longest:
                 self.finish_reason = "stop" if pick.token in ends else "length"
-                return taken + 1
-        return len(picks)
+            if self.finish_reason is not None or pick.token != draft:
+                break
+        return right
 
     def cut(self, finish_reason: FinishReason, error: str | None = None) -> None:
         """End the sequence before the tokens that are not told yet."""
@@ -140,9 +146,8 @@ class Request:
         self.prompt_logprobs: list[dict[int, float]] | None = None if sampling.prompt_logprobs is None else []
         self.live: list[Sequence] = []
         for index in range(sampling.n):
-            self.live.append(Sequence(prompt.copy(), index))
-            if sampling.beam_width == 1:
-                self.live[index].text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
+            text = Text(tokenizer, sampling.stop_strings, prompt, sampling.min_tokens)
+            self.live.append(Sequence(prompt.copy(), index=index, text=text if sampling.beam_width == 1 else None))
         self.finished: list[Sequence] = []
         self.beams: list[Choice] = []  # the hypotheses of a beam search, best first
         self.error: str | None = None  # why a beam search ended early
@@ -175,9 +180,10 @@ class Request:
         return self.live if self.forked else self.live[:1]
 
     def scored(self, start: int, stop: int) -> range:
-        """Return the prompt tokens whose log p a step gives that computes the tokens start … stop − 1."""
-        if self.prompt_logprobs is None:
-            return range(0)
+        """Return the prompt tokens whose log p a step gives that computes the tokens start … stop − 1.
+
+        Only for requests with prompt_logprobs.
+        """
         first = max(start, len(self.prompt_logprobs))
         return range(first + 1, max(first, min(stop, len(self.prompt) - 1)) + 1)
 

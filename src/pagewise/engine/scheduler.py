@@ -43,10 +43,6 @@ class Scheduler:
         self.num_preemptions = self.num_drafted = self.num_accepted = 0
         self._may_join = 0  # number of requests that may still join the running batch, unless continuous
 
-    def add(self, request: Request) -> None:
-        """Let a request wait for its turn."""
-        self.waiting.append(request)
-
     def remove(self, request: Request) -> None:
         """Forget a request that has ended or is aborted, and free its memory."""
         for sequence in request.live:
@@ -66,11 +62,12 @@ class Scheduler:
         """Return the next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff done."""
         preempted = self.num_preemptions
         chunks, reading = self._decode()
-        left = self.config.max_num_batched_tokens - len(chunks)
+        num_decoding = len(chunks)
+        left = self.config.max_num_batched_tokens - num_decoding
         for request in reading:
             for sequence in request.in_memory():
                 left -= self._prefill(request, sequence, left, chunks)
-        while self.waiting and left > 0 and self.num_preemptions == preempted and self._admit(chunks):
+        while self.waiting and left > 0 and self.num_preemptions == preempted and self._admit(chunks[num_decoding:]):
             left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
         return chunks
 
@@ -154,12 +151,14 @@ class Scheduler:
         num_tokens = max(0, min(stop - start, most))
         if num_tokens:
             stop = start + num_tokens
-            num_logits = max(0, stop - len(sequence.tokens) + 1) + len(request.scored(start, stop))
+            num_logits = max(0, stop - len(sequence.tokens) + 1)
+            if request.prompt_logprobs is not None:
+                num_logits += len(request.scored(start, stop))
             chunks.append(Chunk(request, sequence, start, stop, num_logits))
         return num_tokens
 
-    def _admit(self, chunks: list[Chunk]) -> bool:
-        """Let the oldest waiting request run, if the policy and the memory allow it."""
+    def _admit(self, computing: list[Chunk]) -> bool:
+        """Let the oldest waiting request run, if the policy and the memory allow it. See `Memory.admit`."""
         policy, most, request = self.config.scheduler, self.config.max_num_seqs, self.waiting[0]
         if policy != "continuous" and not self.running:
             widths = accumulate(each.seats for each in self.waiting)
@@ -173,7 +172,7 @@ class Scheduler:
                 size = len(tokens)  # one block has no full block before its last token, so none is found in the cache
             request.common = TokenBlocks(tokens, size)
         try:
-            cached = self.memory.admit(request, [chunk.sequence for chunk in chunks if chunk.stop - chunk.start > 1])
+            cached = self.memory.admit(request, computing)
         except OutOfBlocks:
             self._may_join = 0
             return False

@@ -17,10 +17,6 @@ choice between two tokens of almost equal score may change.
 Leviathan et al. 2023 (speculative decoding); Saxena 2023 (prompt lookup); Ziv & Lempel 1977 (copying that overlaps).
 """
 
-from collections.abc import Sequence
-
-from pagewise.engine.sampling_params import Pick
-
 LONGEST_MATCH = 3  # tokens: of two matches that are this long or longer the later one is taken
 MOST_CANDIDATES = 64  # earlier occurrences of the last token that one draft compares at most
 
@@ -59,13 +55,3 @@ class Drafter:
             at = earlier[at]
         period = len(tokens) - 1 - best
         return tuple(tokens[best + 1 + i % period] for i in range(most)) if longest else ()
-
-
-def verified(picks: Sequence[Pick | None], drafts: Sequence[int]) -> list[Pick | None]:
-    """Return the picks that follow right tokens only: one more than the drafts that were right.
-
-    Args:
-        picks: after the newest token and after each draft. None, where logits are not finite, ends the sequence.
-    """
-    wrong = (i for i, draft in enumerate(drafts) if picks[i] is None or picks[i].token != draft)
-    return list(picks[: next(wrong, len(drafts)) + 1])

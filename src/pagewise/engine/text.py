@@ -49,27 +49,35 @@ class Text:
         self._pending: list[int] = []  # new tokens whose text is not known yet
         self._held = ""  # known, but not released yet
 
-    def add(self, token: int, *, last: bool = False) -> str:
-        """Return the text that is final with one more token. After the last token, all text is final.
+    def add(self, token: int | None, *, last: bool = False) -> str:
+        """Return the text that is final with one more token. After the last token, or with None, all text is final.
 
-        Nothing changes if the tokenizer raises.
+        A stop string ends the text. Nothing changes if the tokenizer raises.
         """
         if self._decode is None:
             return ""
-        text = self._advance([*self._pending, token], last)
-        self._min_tokens -= 1
-        return self._release(text, last)
-
-    def end(self) -> str:
-        """Return the rest of the text: no token follows."""
-        if self._decode is None:
-            return ""
-        return self._release("" if self.stopped or not self._pending else self._advance(self._pending, True), True)
+        last, pending = last or token is None, self._pending if token is None else [*self._pending, token]
+        if pending and not self.stopped:
+            self._held += self._advance(pending, last)
+        if token is not None:
+            self._min_tokens -= 1
+        length = len(self._held)
+        if self._stop and self._min_tokens < 0:
+            found = [at for at in map(self._held.find, self._stop) if at >= 0]
+            if found:
+                self.stopped, length = True, min(found)
+                self._held = self._held[:length]
+            elif not last:
+                sizes = range(min(self._longest_stop - 1, length), 0, -1)  # of an end that may begin a stop string
+                length -= next((n for n in sizes if any(s.startswith(self._held[-n:]) for s in self._stop)), 0)
+        piece, self._held = self._held[:length], self._held[length:]
+        self.text += piece
+        return piece
 
     def give_up(self) -> str:
         """Return the text that is held, without the tokens that are not decoded yet."""
         self._pending = []
-        return self._release("", True)
+        return self.add(None)
 
     def following(self, tokens: list[int]) -> str:
         """Return the text of new tokens that come all at once."""
@@ -98,22 +106,6 @@ class Text:
             context, text, pending = NOTHING if first else context, text + first, pending[1:]
         self._context, self._pending = context, pending
         return text
-
-    def _release(self, text: str, ended: bool) -> str:
-        """Hold new text, and return what can be released. At a stop string the text ends."""
-        self._held += text
-        length = len(self._held)
-        if self._stop and self._min_tokens < 0:
-            found = [at for at in map(self._held.find, self._stop) if at >= 0]
-            if found:
-                self.stopped, length = True, min(found)
-                self._held = self._held[:length]
-            elif not ended:
-                sizes = range(min(self._longest_stop - 1, length), 0, -1)  # of an end that may begin a stop string
-                length -= next((n for n in sizes if any(s.startswith(self._held[-n:]) for s in self._stop)), 0)
-        piece, self._held = self._held[:length], self._held[length:]
-        self.text += piece
-        return piece
 
     def _after(self, context: Context, tokens: list[int]) -> str:
         """Return the text that tokens add to the text of their context."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, KVSizes
 from pagewise.engine.paged_memory import BlockMemory
-from pagewise.engine.profile import span
+from pagewise.engine.profile import Profile
 from pagewise.engine.request import Chunk
 from pagewise.experiments.dense_memory import PaddedAttention
 from pagewise.models import Attend
@@ -93,7 +93,7 @@ class BlockTensorMemory(BlockMemory):
             self.cache.write(layer, tables[chunk.sequence], chunk.start, k, v)
 
         def read(layer: int, chunk: Chunk) -> Tensor:
-            with span("gather blocks"):
+            with Profile.span("gather blocks"):
                 return self.cache.gather(layer, tables[chunk.sequence], chunk.stop)
 
         return self._padded.of_step(batch, write, read)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pagewise.engine.batch import Batch
 from pagewise.engine.config import EngineConfig, KVSizes
-from pagewise.engine.profile import span
+from pagewise.engine.profile import Profile
 from pagewise.engine.request import Chunk, Request, Sequence
 from pagewise.flash_attention import flash_attention
 from pagewise.flash_decoding import flash_decoding
@@ -50,19 +50,19 @@ class PaddedAttention:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out = torch.empty_like(q)
-            with span("cache write"):
+            with Profile.span("cache write"):
                 for row, chunk in rows:
                     write(layer, chunk, k[0, :, row], v[0, :, row])
             for row, chunk in rows:
                 if row.stop - row.start > 1:
                     keys, values = read(layer, chunk)[:, None]
-                    with span("attention"):
+                    with Profile.span("attention"):
                         out[:, :, row] = self._prefill(q[:, :, row], keys, values)
             if decoding:
                 at = [row.start for row, _ in decoding]
-                with span("build batch"):
+                with Profile.span("build batch"):
                     keys, values = self._padded(layer, [chunk for _, chunk in decoding], read)
-                with span("attention"):
+                with Profile.span("attention"):
                     new = self._decode(q[0, :, at].transpose(0, 1)[:, :, None], keys, values, seq_lens)
                 out[0, :, at] = new[:, :, 0].transpose(0, 1)
             return out
@@ -169,7 +169,7 @@ class DenseMemory:
                 f"{self.num_tokens}: raise num_blocks, or ask for less"
             )
 
-    def admit(self, request: Request, computing: list[Sequence]) -> int:
+    def admit(self, request: Request, computing: list[Chunk]) -> int:
         """Reserve what all sequences may ever need. Raises OutOfBlocks; nothing is ever cached."""
         needed, left = request.width * request.most_slots, self.num_tokens - self.num_reserved
         if needed > left:

@@ -40,7 +40,7 @@ class NewestCopyNamed(PrefixCache):
 
     def register(self, block: int, parent: Prefix | None, tokens: Sequence[int]) -> Prefix | None:
         """Remember that `block` holds `parent` continued by `tokens`, whichever block had this name before."""
-        if parent is not None and block not in self._by_block:
+        if parent is not None and block not in self.by_block:
             digest = block_digest(parent.digest, tokens)
             if digest in self._by_digest and self.find(parent, tokens, digest) is None:
                 del self._by_digest[digest]
@@ -48,7 +48,7 @@ class NewestCopyNamed(PrefixCache):
 
     def forget(self, block: int) -> None:
         """Forget what `block` holds. A name that another block has taken over stays with it."""
-        prefix = self._by_block[block]
+        prefix = self.by_block[block]
         owner = self._by_digest.setdefault(prefix.digest, prefix)
         super().forget(block)
         if owner is not prefix:

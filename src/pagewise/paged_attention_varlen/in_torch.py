@@ -53,7 +53,9 @@ class PlanInTorch:
                 by_queries[T].append((b, start, first, length - first))
         self._single = by_queries.pop(1, []) if DecodeInCpp.takes(step) else []
         self._in_cpp = DecodeInCpp(step, self._single) if self._single else None
-        self.groups = [group for T, members in by_queries.items() for group in self._groups(T, members)]
+        self.groups: list[Group] = []
+        for T, members in by_queries.items():
+            self.groups += self._groups(T, members)
 
     def _groups(self, T: int, members: list[Member]) -> list[Group]:
         alike = defaultdict(list)
@@ -62,7 +64,7 @@ class PlanInTorch:
             # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits a
             # sequence is alone in its group, because its bits must not depend on other sequences.
             alike[keys.bit_length() if self.step.splits is None else b].append(member)
-        return [self._group(T, each) for each in alike.values()]
+        return list(map(functools.partial(self._group, T), alike.values()))
 
     @functools.cached_property
     def _groups_of_single(self) -> list[Group]:
@@ -71,7 +73,7 @@ class PlanInTorch:
     def _group(self, T: int, members: list[Member]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
         b, start, first, num_keys = torch.tensor(members, device=device).T[:, :, None]  # each [B, 1]
-        queries, S = torch.arange(T, device=device), max(keys for *_, keys in members)
+        queries, S = torch.arange(T, device=device), int(num_keys.max())
         columns = torch.arange(S, device=device)
         keys = first + columns.minimum(num_keys - 1)
         positions = (num_keys - T + queries)[:, None]

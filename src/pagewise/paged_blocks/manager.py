@@ -16,7 +16,6 @@ from collections.abc import Hashable, Iterable
 from pagewise.paged_blocks.pool import BlockPool, PagedSequence
 from pagewise.paged_blocks.prefix_cache import TokenBlocks, as_token
 from pagewise.tools.checks import check_count
-from pagewise.tools.sizes import cdiv
 
 
 class BlockManager(BlockPool):
@@ -37,7 +36,7 @@ class BlockManager(BlockPool):
         super().__init__(num_blocks, block_size, prefix_cache=prefix_cache)
         self._sequences: dict[Hashable, PagedSequence] = {}
 
-    def allocate(self, seq_id: Hashable, tokens: Iterable[int] | TokenBlocks) -> int:
+    def allocate(self, seq_id: Hashable, tokens: Iterable[int]) -> int:
         """Begin a sequence with its prompt, and return how many of its tokens are already in the cache.
 
         The result is a multiple of block_size and at most len(tokens) − 1, because the query of the last token is
@@ -48,17 +47,13 @@ class BlockManager(BlockPool):
         """
         if seq_id in self._sequences:
             raise ValueError(f"seq_id {seq_id!r} is in use: free it first, or choose another")
-        tokens = TokenBlocks.of(tokens, self.block_size)
-        if not len(tokens):
+        tokens = [as_token(token) for token in tokens]
+        if not tokens:
             raise ValueError("tokens must hold at least 1 token, got none")
-        sequence = PagedSequence(tokens.tokens.copy())
-        num_cached = self.hold(sequence, tokens)
+        sequence = PagedSequence(tokens)
+        num_cached = self.hold(sequence, TokenBlocks(tokens, self.block_size))
         self._sequences[seq_id] = sequence
         return num_cached
-
-    def cached_prefix(self, tokens: Iterable[int] | TokenBlocks) -> int:
-        """Return how many of these tokens `allocate` would find in the cache now."""
-        return self.num_cached(TokenBlocks.of(tokens, self.block_size))
 
     def append(self, seq_id: Hashable, token: int) -> int:
         """Add one token, and return the slot for its K and V.
@@ -68,31 +63,16 @@ class BlockManager(BlockPool):
         """
         seq, token = self._sequence(seq_id), as_token(token)
         offset = len(seq.tokens) % self.block_size
+        is_shared = offset > 0 and self._ref_counts[seq.block_table[-1]] > 1
+        if (offset == 0 or is_shared) and not self.num_free_blocks:
+            reason = "last block is shared" if is_shared else "blocks are full"
+            raise self._lack(1, 0, f"sequence {seq_id!r}, whose {reason},")
         if offset == 0:
-            self._check_free(1, self.num_free_blocks, f"sequence {seq_id!r}, whose blocks are full,")
             seq.block_table.append(self._take())
-        elif self._ref_counts[src := seq.block_table[-1]] > 1:
-            self._check_free(1, self.num_free_blocks, f"sequence {seq_id!r}, whose last block is shared,")
-            seq.block_table[-1] = dst = self._take()
-            self._release(src)
-            self._copies[dst] = self._copies.get(src, src)  # src itself may still wait for its content
-            self._num_copies += 1
+        elif is_shared:
+            self._copy(seq.block_table, len(seq.block_table) - 1)
         seq.tokens.append(token)
         return seq.block_table[-1] * self.block_size + offset
-
-    def truncate(self, seq_id: Hashable, num_tokens: int) -> None:
-        """Keep the first `num_tokens` tokens, 1 at least, and release the blocks that hold none of these.
-
-        Raises ValueError if more tokens were committed, or if the cut is inside a block that is shared or cached.
-        """
-        seq, P = self._sequence(seq_id), self.block_size
-        check_count("num_tokens", num_tokens, minimum=max(1, seq.num_computed))
-        cut = seq.block_table[num_tokens // P : cdiv(num_tokens, P)] if num_tokens < len(seq.tokens) else []
-        if any(self._ref_counts[block] > 1 or block in self._cache for block in cut):
-            raise ValueError(f"num_tokens = {num_tokens} cuts block {cut[0]}, which others read: cut between blocks")
-        for block in reversed(seq.block_table[cdiv(num_tokens, P) :]):
-            self._release(block)
-        del seq.block_table[cdiv(num_tokens, P) :], seq.tokens[num_tokens:]
 
     def commit(self, seq_id: Hashable, num_computed: int) -> None:
         """Make full blocks shareable, now that K and V of the first `num_computed` tokens are written.

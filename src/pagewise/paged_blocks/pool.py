@@ -6,6 +6,7 @@ engine of lesson 9 keeps them in its requests.
 """
 
 from collections import OrderedDict
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, TokenBlocks
@@ -29,14 +30,15 @@ class BlockStats(NamedTuple):
     copies: int  # copy-on-write copies that were ordered
 
 
+@dataclass(eq=False)
 class PagedSequence:
     """Tokens, the blocks that hold their K and V, and the number of tokens whose K and V are computed."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
-        self.block_table: list[int] = []
-        self.num_computed = 0
-        self.prefix: Prefix | None = ROOT  # ends with the last registered block; None: a digest collided
+    tokens: list[int]
+    _: KW_ONLY
+    block_table: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    prefix: Prefix | None = ROOT  # ends with the last registered block; None: a digest collided
 
 
 class BlockPool:
@@ -66,19 +68,26 @@ class BlockPool:
 
         Cached blocks are shared. Raises OutOfBlocks if fewer than `spare` blocks would stay free.
         """
-        P, hits = self.block_size, self._cache.chain(tokens)
-        shared = [next(iter(prefix.blocks)) for prefix in hits]
-        num_new = cdiv(len(tokens), P) - len(shared)
-        revived = sum(self._ref_counts[block] == 0 for block in shared)  # free now, but not for new content
-        self._check_free(num_new, self.num_free_blocks - revived - spare, f"a prompt of {len(tokens)} tokens")
-        for block in shared:
+        P, num_tokens, prefix = self.block_size, len(tokens), ROOT
+        table: list[int] = []
+        revived = 0  # blocks that are free now, but not for new content
+        for prefix in self._cache.chain(tokens):
+            block = next(iter(prefix.blocks))
+            table.append(block)
+            revived += self._ref_counts[block] == 0
+        hits, num_blocks = len(table), cdiv(num_tokens, P)
+        free = self.num_free_blocks - revived - spare
+        if num_blocks - hits > free:
+            raise self._lack(num_blocks - hits, free, f"a prompt of {num_tokens} tokens")
+        for block in table:
             self._share(block)
-        sequence.block_table = shared + [self._take() for _ in range(num_new)]
-        sequence.num_computed, sequence.prefix = len(shared) * P, hits[-1] if hits else ROOT
+        while len(table) < num_blocks:
+            table.append(self._take())
+        sequence.block_table, sequence.num_computed, sequence.prefix = table, hits * P, prefix
         if self.prefix_cache:
-            self._hits += len(hits)
-            self._misses += (len(tokens) - 1) // P - len(hits)
-        return sequence.num_computed
+            self._hits += hits
+            self._misses += (num_tokens - 1) // P - hits
+        return hits * P
 
     def num_cached(self, tokens: TokenBlocks) -> int:
         """Return how many of these tokens `hold` would find in the cache now."""
@@ -94,13 +103,11 @@ class BlockPool:
         num_kept = cdiv(num_tokens, P)
         written = sequence.num_computed // P  # the only block that may be shared: the others are new
         is_shared = sequence.num_computed < num_tokens and written < len(table) and self._ref_counts[table[written]] > 1
-        if (needed := num_kept - len(table) + is_shared) > 0:
-            self._check_free(needed, self.num_free_blocks, f"a sequence of {num_tokens} tokens")
+        needed = num_kept - len(table) + is_shared
+        if needed > 0 and needed > self.num_free_blocks:
+            raise self._lack(needed, self.num_free_blocks, f"a sequence of {num_tokens} tokens")
         if is_shared:
-            src, table[written] = table[written], self._take()
-            self._release(src)
-            self._copies[table[written]] = self._copies.get(src, src)  # src itself may still wait for its content
-            self._num_copies += 1
+            self._copy(table, written)
         while len(table) > num_kept:
             self._release(table.pop())
         while len(table) < num_kept:
@@ -123,10 +130,8 @@ class BlockPool:
 
     def release(self, sequence: PagedSequence) -> None:
         """Take all blocks from a sequence, the last first. Blocks that no other sequence holds become free."""
-        table, sequence.block_table = sequence.block_table, []
+        self.resize(sequence, 0)
         sequence.num_computed, sequence.prefix = 0, ROOT
-        for block in reversed(table):
-            self._release(block)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the copies (src, dst) ordered since the last call. Carry them out before anything is written.
@@ -137,9 +142,8 @@ class BlockPool:
         """
         if not self._copies:
             return []
-        copies = [(src, dst) for dst, src in self._copies.items() if self._ref_counts[dst] or dst in self._cache]
-        self._copies.clear()
-        return copies
+        copies, self._copies = self._copies, {}
+        return [(src, dst) for dst, src in copies.items() if self._ref_counts[dst] or dst in self._cache.by_block]
 
     @property
     def num_free_blocks(self) -> int:
@@ -160,17 +164,23 @@ class BlockPool:
 
     def prefix(self, block: int) -> Prefix | None:
         """Return the cached prefix that ends with `block`, or None."""
-        return self._cache.of_block(block)
+        return self._cache.by_block.get(block)
 
     def stats(self) -> BlockStats:
         """Return the state of the blocks now, and the events so far."""
-        events = self._hits, self._misses, self._evictions, self._num_copies
-        return BlockStats(self.num_blocks - self.num_free_blocks, self.num_free_blocks, len(self._cache), *events)
+        free, events = self.num_free_blocks, (self._hits, self._misses, self._evictions, self._num_copies)
+        return BlockStats(self.num_blocks - free, free, len(self._cache.by_block), *events)
 
-    def _check_free(self, needed: int, free: int, who: str) -> None:
-        if needed > free:
-            remedy = "free a sequence" if needed <= self.num_blocks else f"make a pool of more than {self.num_blocks}"
-            raise OutOfBlocks(f"{who} needs {needed} more blocks and {free} are free: {remedy}")
+    def _lack(self, needed: int, free: int, who: str) -> OutOfBlocks:
+        remedy = "free a sequence" if needed <= self.num_blocks else f"make a pool of more than {self.num_blocks}"
+        return OutOfBlocks(f"{who} needs {needed} more blocks and {free} are free: {remedy}")
+
+    def _copy(self, table: list[int], i: int) -> None:
+        """Order a copy of block i of a table for this table alone."""
+        src, table[i] = table[i], self._take()
+        self._release(src)
+        self._copies[table[i]] = self._copies.get(src, src)  # src itself may still wait for its content
+        self._num_copies += 1
 
     def _take(self) -> int:
         """Take a free block, which the caller will overwrite. Its reference count becomes 1."""
@@ -195,10 +205,10 @@ class BlockPool:
         self._ref_counts[block] -= 1
         if self._ref_counts[block]:
             return
-        prefix = self._cache.of_block(block)
+        prefix = self._cache.by_block.get(block)
         if prefix is not None and len(prefix.blocks) > 1:  # this copy of the content is worth nothing
             self._cache.forget(block)
-        if block in self._cache:
+        if block in self._cache.by_block:
             self._evictable[block] = None
         else:
             self._blank.append(block)

@@ -13,9 +13,11 @@ contents with the same digest are a miss.
 import hashlib
 import operator
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
+@dataclass(eq=False, slots=True)
 class Prefix:
     """Everything from the first token to the end of one full block, and the physical blocks that hold that end.
 
@@ -23,23 +25,21 @@ class Prefix:
     prefix before the last block. Numbers, unlike objects, are still equal in a copy of the cache.
     """
 
-    __slots__ = ("blocks", "digest", "number", "parent", "tokens")
-
-    def __init__(self, number: int, digest: bytes, parent: int, tokens: tuple[int, ...]) -> None:
-        self.number, self.digest, self.parent, self.tokens = number, digest, parent, tokens
-        self.blocks: dict[int, None] = {}  # in order of registration; several if equal prompts ran side by side
+    number: int
+    digest: bytes
+    parent: int
+    tokens: tuple[int, ...]  # of the last block
+    blocks: dict[int, None] = field(default_factory=dict)  # by age; several if equal prompts ran side by side
 
     def continues(self, parent: "Prefix", tokens: tuple[int, ...]) -> bool:
         """Return whether this is `parent` followed by `tokens`, without trusting any hash."""
         return self.parent == parent.number and self.tokens == tokens
 
-    def __repr__(self) -> str:
-        return f"Prefix({self.digest.hex()[:8]}, tokens={list(self.tokens)}, blocks={list(self.blocks)})"
-
 
 ROOT = Prefix(0, b"", -1, ())  # the empty prefix, parent of every first block
 
 
+@dataclass(eq=False)
 class TokenBlocks:
     """Tokens that are checked already, and the digests of their full blocks, each computed once and only when needed.
 
@@ -47,14 +47,9 @@ class TokenBlocks:
     every step too.
     """
 
-    def __init__(self, tokens: list[int], block_size: int) -> None:
-        self.tokens, self.block_size = tokens, block_size
-        self._blocks: list[tuple[tuple[int, ...], bytes]] = []  # tokens and digest of the first blocks
-
-    @classmethod
-    def of(cls, tokens: "Iterable[int] | TokenBlocks", block_size: int) -> "TokenBlocks":
-        """Return the tokens themselves if they are blocks already, else new blocks of them, which are checked."""
-        return tokens if isinstance(tokens, cls) else cls([as_token(token) for token in tokens], block_size)
+    tokens: list[int]
+    block_size: int
+    _blocks: list[tuple[tuple[int, ...], bytes]] = field(default_factory=list)  # tokens and digest of the first blocks
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -70,22 +65,15 @@ class TokenBlocks:
 
 
 class PrefixCache:
-    """A table of prefixes and the physical blocks that hold them. It has no notion of sequences or free blocks."""
+    """A table of prefixes and the physical blocks that hold them. It has no notion of sequences or free blocks.
+
+    `by_block` has the cached prefix that ends with each block. Only `register` and `forget` change it.
+    """
 
     def __init__(self) -> None:
+        self.by_block: dict[int, Prefix] = {}
         self._by_digest: dict[bytes, Prefix] = {}
-        self._by_block: dict[int, Prefix] = {}
         self._numbers = 0  # given so far
-
-    def __len__(self) -> int:
-        return len(self._by_block)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._by_block
-
-    def of_block(self, block: int) -> Prefix | None:
-        """Return the cached prefix that ends with `block`, or None."""
-        return self._by_block.get(block)
 
     def find(self, parent: Prefix | None, tokens: Sequence[int], digest: bytes | None = None) -> Prefix | None:
         """Return the cached prefix that continues `parent` by these tokens, or None. Both are compared.
@@ -100,7 +88,7 @@ class PrefixCache:
     def chain(self, tokens: TokenBlocks) -> list[Prefix]:
         """Return the longest chain of cached prefixes that leaves at least the last token to compute."""
         found = [ROOT]
-        for i in range((len(tokens) - 1) // tokens.block_size if self._by_block else 0):
+        for i in range((len(tokens) - 1) // tokens.block_size if self.by_block else 0):
             prefix = self.find(found[-1], *tokens.block(i))
             if prefix is None:
                 break
@@ -113,8 +101,8 @@ class PrefixCache:
         Several blocks with equal content belong to one prefix. The result is None, and the block is not shared, if the
         digest belongs to other content (a collision) or if the parent could not be shared.
         """
-        if block in self._by_block or parent is None:
-            return self._by_block.get(block)
+        if block in self.by_block or parent is None:
+            return self.by_block.get(block)
         digest, tokens = block_digest(parent.digest, tokens), tuple(tokens)
         prefix = self._by_digest.get(digest)
         if prefix is None:
@@ -123,12 +111,12 @@ class PrefixCache:
         if not prefix.continues(parent, tokens):
             return None
         prefix.blocks[block] = None
-        self._by_block[block] = prefix
+        self.by_block[block] = prefix
         return prefix
 
     def forget(self, block: int) -> None:
         """Forget what `block` holds, because it will be overwritten. A prefix without blocks goes too."""
-        prefix = self._by_block.pop(block)
+        prefix = self.by_block.pop(block)
         del prefix.blocks[block]
         if not prefix.blocks:
             del self._by_digest[prefix.digest]

@@ -9,6 +9,14 @@ from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
+try:
+    from tqdm import tqdm
+except ImportError:
+    tqdm = None
+else:
+    if not hasattr(tqdm, "_lock"):  # by default it is a semaphore, too, which a process that is killed leaves behind
+        tqdm.set_lock(threading.RLock())
+
 T = TypeVar("T")
 
 
@@ -24,7 +32,6 @@ class NoBar:
 
 def progress(items: Collection[T], label: str, *, delay: float = 0.0) -> Iterable[T]:
     """Return the items, with a progress bar on stderr that appears after `delay` seconds."""
-    tqdm = _tqdm()
     return items if tqdm is None else tqdm(items, desc=label, file=sys.stderr, disable=None, delay=delay)
 
 
@@ -33,22 +40,11 @@ def progress_bar(total: int, label: str, *, show: bool | None = None) -> Abstrac
 
     `show`: whether to show the bar. The default is to show it if stderr is a terminal.
     """
-    tqdm, disable = _tqdm(), None if show is None else not show
+    disable = None if show is None else not show
     return nullcontext(NoBar()) if tqdm is None else tqdm(total=total, desc=label, file=sys.stderr, disable=disable)
 
 
 def say(text: str) -> None:
     """Print a text while a bar may be shown. The bar moves below the text."""
-    tqdm = _tqdm()
     with nullcontext() if tqdm is None else tqdm.external_write_mode():
         print(text, flush=True)
-
-
-def _tqdm() -> Any:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    if not hasattr(tqdm, "_lock"):  # by default it is a semaphore, too, which a process that is killed leaves behind
-        tqdm.set_lock(threading.RLock())
-    return tqdm
