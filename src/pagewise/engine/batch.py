@@ -55,17 +55,12 @@ class Batch(NamedTuple):
             arrays["block_tables"] = padded
             arrays["seq_lens"] = np.array(seq_lens, dtype=np.int32)
             arrays["cu_seqlens_q"] = np.array(cu_seqlens, dtype=np.int32)
-        return cls(chunks, **_uploaded(arrays, device))
-
-
-def _uploaded(arrays: dict[str, np.ndarray], device: torch.device) -> dict[str, Tensor]:
-    """Return arrays as tensors on a device, after one transfer from pinned memory. Arrays of int64 come first."""
-    packed = torch.frombuffer(bytearray().join(arrays.values()), dtype=torch.uint8)
-    if device.type == "cuda":
-        packed = packed.pin_memory()  # so that the host does not wait for the transfer
-    packed, tensors, start = packed.to(device, non_blocking=True), {}, 0
-    for name, array in arrays.items():
-        dtype = torch.int64 if array.dtype == np.int64 else torch.int32
-        tensors[name] = packed[start : start + array.nbytes].view(dtype).view(array.shape)
-        start += array.nbytes
-    return tensors
+        packed = torch.frombuffer(bytearray().join(arrays.values()), dtype=torch.uint8)  # those of int64 come first
+        if device.type == "cuda":
+            packed = packed.pin_memory()  # so that the host does not wait for the transfer
+        packed, tensors, start = packed.to(device, non_blocking=True), {}, 0
+        for name, array in arrays.items():
+            dtype = torch.int64 if array.dtype == np.int64 else torch.int32
+            tensors[name] = packed[start : start + array.nbytes].view(dtype).view(array.shape)
+            start += array.nbytes
+        return cls(chunks, **tensors)

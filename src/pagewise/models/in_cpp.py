@@ -127,22 +127,18 @@ def products() -> dict | None:
     )
 
 
-def packed_product(weight: Float[Tensor, "N K"]) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return the function (x[rows, K], bias[N] or None) -> x Wᵀ + b of a packed copy, or None where no kernel runs."""
+def packed(weight: Float[Tensor, "N K"]) -> tuple[Tensor, Callable] | None:
+    """Return a copy of W in the order in which the product of linear.cpp reads it, and this product.
+
+    None: no kernel runs here.
+    """
     found, dtype, (N, K) = products(), weight.dtype, weight.shape
     if found is None or ("product", dtype) not in found or not found["allow", dtype]():
         return None
-    packed, weight = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype), weight.contiguous()
-    use_huge_pages(packed)
-    found["pack", dtype](weight.data_ptr(), packed.data_ptr(), N, K, torch.get_num_threads())
-
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        x, out = x if x.stride(1) == 1 else x.contiguous(), torch.empty(len(x), N, dtype=dtype)
-        places = packed.data_ptr(), 0 if bias is None else bias.contiguous().data_ptr(), out.data_ptr()
-        found["product", dtype](x.data_ptr(), x.stride(0), *places, len(x), N, K, torch.get_num_threads())
-        return out
-
-    return product
+    copy, weight = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype), weight.contiguous()
+    use_huge_pages(copy)
+    found["pack", dtype](weight.data_ptr(), copy.data_ptr(), N, K, torch.get_num_threads())
+    return copy, found["product", dtype]
 
 
 def use_huge_pages(tensor: Tensor) -> None:

@@ -20,7 +20,9 @@ from pagewise.models import in_cpp
 class Packed(NamedTuple):
     """A packed copy of the weights of some layers, end to end, as they were."""
 
-    product: Callable[[Tensor, Tensor | None], Tensor]  # product(x[rows, K], bias[N]) -> [rows, N]
+    copy: Tensor
+    kernel: Callable | None  # the product of linear.cpp, if the copy is for this kernel: None for oneDNN's
+    sizes: list[int]  # outputs of each layer
     sources: list[tuple[nn.Module, Tensor, int, int]]  # layers, and weights with the addresses and versions they had
     rows: range  # numbers of rows for which the copy is read
 
@@ -36,8 +38,8 @@ def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*ro
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
     packed = None if torch.compiler.is_compiling() else _here.packed.get((id(layer),))
-    if packed is not None and x.numel() // x.shape[-1] in packed.rows and _fits(x, weight):
-        return _by_copy(packed, x, bias)
+    if packed is not None and (out := _by_copy(packed, x, bias, weight.dtype)) is not None:
+        return out
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
 
 
@@ -46,22 +48,35 @@ def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequ
     packed = None if torch.compiler.is_compiling() else _here.packed.get(tuple(map(id, layers)))
     if packed is None:
         return [layer(x) for layer in layers]
-    if x.numel() // x.shape[-1] in packed.rows and _fits(x, layers[0].weight):
-        bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-        return _by_copy(packed, x, bias).split([len(layer.weight) for layer in layers], dim=-1)
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    if (out := _by_copy(packed, x, bias, layers[0].weight.dtype)) is not None:
+        return out.split(packed.sizes, dim=-1)
     found = []
     for layer in layers:  # no hook sees them
         found.append(linear(x, layer.weight, layer.bias))
     return found
 
 
-def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch converts neither x nor the weight."""
-    return x.dtype == weight.dtype and not torch.is_autocast_enabled("cpu")
-
-
-def _by_copy(packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None) -> Float[Tensor, "*rows N"]:
-    return packed.product(x.reshape(-1, x.shape[-1]), bias).view(*x.shape[:-1], -1)
+def _by_copy(
+    packed: Packed, x: Float[Tensor, "*rows K"], bias: Tensor | None, dtype: torch.dtype
+) -> Float[Tensor, "*rows N"] | None:
+    """Return the product, or None where torch would convert x or the weight, or where the copy gains nothing."""
+    rows = x.numel() // x.shape[-1]
+    if rows not in packed.rows or x.dtype != dtype or torch.is_autocast_enabled("cpu"):
+        return None
+    if bias is not None and bias.dtype != dtype:
+        return None
+    flat = x.reshape(rows, x.shape[-1])
+    if packed.kernel is None:
+        out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
+    else:
+        flat, out = (
+            flat if flat.stride(1) == 1 else flat.contiguous(),
+            torch.empty(rows, sum(packed.sizes), dtype=dtype),
+        )
+        places = packed.copy.data_ptr(), 0 if bias is None else bias.contiguous().data_ptr(), out.data_ptr()
+        packed.kernel(flat.data_ptr(), flat.stride(0), *places, *out.shape, flat.shape[1], torch.get_num_threads())
+    return out.view(*x.shape[:-1], -1)
 
 
 class Linear(nn.Linear):
@@ -141,14 +156,9 @@ def _can_pack(weight: Tensor) -> bool:
 def _pack(layers: list[nn.Module]) -> Packed:
     with torch.no_grad():
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
-    product = in_cpp.packed_product(whole)
-    if product is None:
-        copy = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous())
-
-        def product(x: Tensor, bias: Tensor | None) -> Tensor:
-            return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
-
+    copy, kernel = in_cpp.packed(whole) or (torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()), None)
+    sizes = [layer.weight.shape[isinstance(layer, Conv1D)] for layer in layers]
     # in float32, a copy gains nothing for many rows
     rows = range(1, 65) if whole.dtype == torch.float32 else range(1, 2**31)
     sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
-    return Packed(product, sources, rows)
+    return Packed(copy, kernel, sizes, sources, rows)

@@ -100,7 +100,7 @@ class BlockPool:
         Raises OutOfBlocks if there are too few free blocks.
         """
         table, P = sequence.block_table, self.block_size
-        num_kept = cdiv(num_tokens, P)
+        num_kept = -(-num_tokens // P)  # rounded up
         written = sequence.num_computed // P  # the only block that may be shared: the others are new
         is_shared = sequence.num_computed < num_tokens and written < len(table) and self._ref_counts[table[written]] > 1
         needed = num_kept - len(table) + is_shared
