@@ -360,7 +360,7 @@ def test_a_step_that_fails_fails_its_requests_only(monkeypatch):
         answers = []
         for number, prompt in enumerate("ABC"):  # two run, one waits
             answers.append(threads.submit(server.post, COMPLETION, {"prompt": prompt}))
-            assert soon(lambda number=number: server.engine.num_held == number + 1)
+            assert soon(lambda number=number: server.engine._jobs._work_queue.qsize() == number + 1)
         go.set()
         first, second, third = (answer.result() for answer in answers)
         assert [first.status_code, second.status_code, third.status_code] == [500, 500, 200]
