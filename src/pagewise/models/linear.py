@@ -158,7 +158,6 @@ def _pack(layers: list[nn.Module]) -> Packed:
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
     copy, kernel = in_cpp.packed(whole) or (torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()), None)
     sizes = [layer.weight.shape[isinstance(layer, Conv1D)] for layer in layers]
-    # in float32, a copy gains nothing for many rows
-    rows = range(1, 65) if whole.dtype == torch.float32 else range(1, 2**31)
+    most = 64 if whole.dtype == torch.float32 else 2**31 if kernel is None else 256  # for more rows it gains nothing
     sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
-    return Packed(copy, kernel, sizes, sources, rows)
+    return Packed(copy, kernel, sizes, sources, range(1, most + 1))
