@@ -3,12 +3,12 @@
 // A decode step has few rows x, so its products take as long as reading W. A core reads fast where addresses follow each
 // other, and where it asks for a line long before it needs the line. So W is packed in the order in which it is read.
 //
-//     a panel   the weights of 32 outputs, [K, 32]. Panels follow each other in memory, and a thread computes some of
-//               them. A panel that was read for the first rows of x waits in the L2 cache for the others.
+//     a panel   the weights of some outputs, [K, outputs]. Panels follow each other in memory, and a thread computes
+//               some of them. A panel that was read for the first rows of x waits in the L2 cache for the others.
 //     a block   a few rows of x, [K, rows], packed in the same way
 //
 // The matrix unit AMX (Intel, since 2023) multiplies [16, 32] by [32, 16] numbers in bfloat16 by one instruction. Its
-// tiles of W hold pairs of neighbours along K: [K / 2, 16, 2]. float32 is multiplied in vectors of AVX-512.
+// tiles of W hold pairs of neighbours along K: [K / 2, 16, 2]. float32 is multiplied in vectors of AVX-512 or AVX2.
 //
 // Sums are float32, and each goes along K in order. So the bits of a row of y depend on its own row of x alone.
 
@@ -25,22 +25,20 @@
 
 namespace {
 
-constexpr int64_t PANEL = 32, AHEAD = 2048;  // outputs; bytes between the weights in use and those that are asked for
+constexpr int64_t AHEAD = 2048;  // bytes between the weights in use and those that are asked for
 constexpr int TILE_ROWS = 16, MOST_ROWS = 32;  // rows of x in a tile of AMX, and in a block
-constexpr int VECTOR_ROWS = 12;  // rows of a block of vectors: their sums take 24 of the 32 registers
+constexpr int VECTOR_ROWS = W == 16 ? 12 : 6;  // rows of a block of vectors: their sums take 3 of 4 registers
 
 int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void ask_for(const void* address) { __builtin_prefetch((const char*)address + AHEAD); }
 
-// sums = x w of R rows, for x [K, R] in float32 and a panel w [K, 32].
-template <int R> void block_of(const float* x, const float* w, int64_t K, bool first, float (*sums)[PANEL]) {
+// sums = x w of R rows, for x [K, R] in float32 and a panel w [K, 2 W].
+template <int R> void block_of(const float* x, const float* w, int64_t K, bool first, float (*sums)[2 * W]) {
     Floats left[R] = {}, right[R] = {};
-    for (int64_t k = 0; k < K; k++, x += R, w += PANEL) {
-        if (first) {
-            ask_for(w);
-            ask_for(w + W);
-        }
+    for (int64_t k = 0; k < K; k++, x += R, w += 2 * W) {
+        if (first)
+            for (int i = 0; i < 2 * W; i += 16) ask_for(w + i);
         const Floats a = load(w), b = load(w + W);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -57,6 +55,7 @@ template <int R> void block_of(const float* x, const float* w, int64_t K, bool f
 // Rows of x in float32 for vectors: as few blocks as possible, and no block one row larger than another.
 class VectorRows {
   public:
+    static constexpr int64_t PANEL = 2 * W;
     const int64_t blocks;
 
     VectorRows(const float* x, int64_t stride, int64_t M, int64_t K)
@@ -94,6 +93,7 @@ struct alignas(64) Tile {
 // Rows of x in bfloat16 for AMX, in tiles of 16 rows and 32 numbers along K. What is missing is 0.
 class TileRows {
   public:
+    static constexpr int64_t PANEL = 32;
     const int64_t blocks;
 
     TileRows(const BFloat16* x, int64_t stride, int64_t M, int64_t K)
@@ -153,6 +153,7 @@ class TileRows {
 template <class Rows, class T>
 void product(const T* x, int64_t stride, const T* packed, const T* bias, T* y, int64_t M, int64_t N, int64_t K,
              int num_threads) {
+    constexpr int64_t PANEL = Rows::PANEL;
     const Rows rows(x, stride, M, K);
 #pragma omp parallel num_threads(num_threads) if (M * N * K >= 1 << 18)
     {
@@ -182,7 +183,7 @@ template <class Rows, class T> void pack(const T* weight, T* packed, int64_t N, 
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++)
-            packed[n / PANEL * Rows::panel_size(K) + Rows::place(n % PANEL, k)] = weight[n * K + k];
+            packed[n / Rows::PANEL * Rows::panel_size(K) + Rows::place(n % Rows::PANEL, k)] = weight[n * K + k];
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 // again. This kernel reads the blocks in place.
 //
 //     a task     one sequence and one KV head, with the query heads that share this KV head, four at a time
-//     a tile     W = 16 keys, wherever their blocks are: one vector of scores for each query head
+//     a tile     W keys, wherever their blocks are: one vector of scores for each query head
 //     softmax    online (lesson 3), in base 2 and in float32, so a tile is read once
 //
 // Scores and sums are float32. A task depends on no other, so the bits of a row depend on its own sequence alone. If a
@@ -18,6 +18,7 @@
 namespace {
 
 constexpr int64_t LINE = 64;  // bytes of a cache line
+constexpr int AT_ONCE = W / 4;  // vectors of each of 4 heads, whose sums fit into the registers
 
 // Lanes i and i ^ step of a are added up where bit `step` of i is 0, those of b where it is 1.
 template <int step> Floats folded(Floats a, Floats b) {
@@ -30,11 +31,10 @@ template <int step> Floats folded(Floats a, Floats b) {
 }
 
 // Lane i of the result is the sum of vector i. The vectors are overwritten.
-Floats sums_of(Floats (&x)[W]) {
-    for (int i = 0; i < 8; i++) x[i] = folded<8>(x[i], x[i + 8]);
-    for (int i = 0; i < 4; i++) x[i] = folded<4>(x[i], x[i + 4]);
-    for (int i = 0; i < 2; i++) x[i] = folded<2>(x[i], x[i + 2]);
-    return folded<1>(x[0], x[1]);
+template <int step = W / 2> Floats sums_of(Floats (&x)[W]) {
+    for (int i = 0; i < step; i++) x[i] = folded<step>(x[i], x[i + step]);
+    if constexpr (step > 1) return sums_of<step / 2>(x);
+    return x[0];
 }
 
 struct Sequences {
@@ -56,16 +56,16 @@ template <int G, class T> struct Tile {
 
     void scores(const Floats* queries, Floats (&out)[G]) const {
         Floats products[G][W];
-#pragma GCC unroll 1  // the sums of four keys fit into the registers
-        for (int j = 0; j < W; j += 4) {
-            Floats sum[G][4] = {};
+#pragma GCC unroll 1
+        for (int j = 0; j < W; j += AT_ONCE) {
+            Floats sum[G][AT_ONCE] = {};
             for (int64_t d = 0; d < vectors; d++)
-                for (int i = 0; i < 4; i++) {
+                for (int i = 0; i < AT_ONCE; i++) {
                     const Floats key = load(keys[j + i] + d * W);
                     for (int g = 0; g < G; g++) sum[g][i] += queries[g * vectors + d] * key;
                 }
             for (int g = 0; g < G; g++)
-                for (int i = 0; i < 4; i++) products[g][j + i] = sum[g][i];
+                for (int i = 0; i < AT_ONCE; i++) products[g][j + i] = sum[g][i];
         }
         for (int g = 0; g < G; g++) {
             out[g] = sums_of(products[g]);
@@ -139,8 +139,8 @@ bool attend_to(int64_t b, int64_t head, const Tensor& q, const Tensor& k, const 
             store(weights[g], p);
             total[g] = total[g] * corrections[g] + p;
         }
-        if (vectors % 4 == 0)
-            tile.template add<4>(weights, corrections, sums.data());
+        if (vectors % AT_ONCE == 0)
+            tile.template add<AT_ONCE>(weights, corrections, sums.data());
         else
             tile.template add<1>(weights, corrections, sums.data());
     }

@@ -1,4 +1,4 @@
-// Vectors of 16 numbers in float32, and tensors, for the kernels of this folder that run on a CPU.
+// Vectors of numbers in float32, and tensors, for the kernels of this folder that run on a CPU.
 
 #include <cmath>
 #include <cstdint>
@@ -6,7 +6,11 @@
 
 namespace {
 
-constexpr int W = 16;  // elements of a vector
+#ifdef __AVX512F__
+constexpr int W = 16;  // elements of a vector, which fill a register
+#else
+constexpr int W = 8;
+#endif
 using Floats = float __attribute__((vector_size(4 * W)));
 using Ints = int32_t __attribute__((vector_size(4 * W)));
 using Bits = uint32_t __attribute__((vector_size(4 * W)));

@@ -20,7 +20,7 @@ from pagewise.tools.cpp import WIDTH, CTensor, functions
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import is_plain
 
-PANEL = 32  # outputs whose weights linear.cpp packs together
+PANEL = 32  # a multiple of the outputs whose weights linear.cpp packs together
 KERNELS = Path(pagewise.kernels.__file__).parent
 
 
@@ -116,8 +116,6 @@ def likeliest(logits: Float[Tensor, "n vocab"], rows: list[int]) -> list[tuple[i
 @functools.cache
 def products() -> dict | None:
     """Return the compiled functions of linear.cpp, or None where they cannot run."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return None
     sizes, address, threads = [ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int
     return functions(
         KERNELS / "linear.cpp",
