@@ -8,7 +8,8 @@
 //     a block   a few rows of x, [K, rows], packed in the same way
 //
 // The matrix unit AMX (Intel, since 2023) multiplies [16, 32] by [32, 16] numbers in bfloat16 by one instruction. Its
-// tiles of W hold pairs of neighbours along K: [K / 2, 16, 2]. float32 is multiplied in vectors of AVX-512 or AVX2.
+// tiles of W hold pairs of neighbours along K: [K / 2, 16, 2]. float32, and bfloat16 without AMX, is multiplied in
+// vectors of AVX-512 or AVX2.
 //
 // Sums are float32, and each goes along K in order. So the bits of a row of y depend on its own row of x alone.
 
@@ -31,14 +32,23 @@ constexpr int VECTOR_ROWS = W == 16 ? 12 : 6;  // rows of a block of vectors: th
 
 int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+float value(float x) { return x; }
+
+float value(BFloat16 x) {
+    const uint32_t bits = x.bits << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 void ask_for(const void* address) { __builtin_prefetch((const char*)address + AHEAD); }
 
 // sums = x w of R rows, for x [K, R] in float32 and a panel w [K, 2 W].
-template <int R> void block_of(const float* x, const float* w, int64_t K, bool first, float (*sums)[2 * W]) {
+template <int R, class T> void block_of(const float* x, const T* w, int64_t K, bool first, float (*sums)[2 * W]) {
     Floats left[R] = {}, right[R] = {};
     for (int64_t k = 0; k < K; k++, x += R, w += 2 * W) {
         if (first)
-            for (int i = 0; i < 2 * W; i += 16) ask_for(w + i);
+            for (size_t i = 0; i < 2 * W; i += 64 / sizeof(T)) ask_for(w + i);
         const Floats a = load(w), b = load(w + W);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -52,18 +62,18 @@ template <int R> void block_of(const float* x, const float* w, int64_t K, bool f
     }
 }
 
-// Rows of x in float32 for vectors: as few blocks as possible, and no block one row larger than another.
-class VectorRows {
+// Rows of x for vectors, in float32: as few blocks as possible, and no block has two rows more than another.
+template <class T> class VectorRows {
   public:
     static constexpr int64_t PANEL = 2 * W;
     const int64_t blocks;
 
-    VectorRows(const float* x, int64_t stride, int64_t M, int64_t K)
+    VectorRows(const T* x, int64_t stride, int64_t M, int64_t K)
         : blocks(cdiv(M, VECTOR_ROWS)), M(M), K(K), packed(M * K) {
         for (int64_t block = 0; block < blocks; block++) {
             const int64_t first = start(block), rows = start(block + 1) - first;
             for (int64_t r = 0; r < rows; r++)
-                for (int64_t k = 0; k < K; k++) packed[first * K + k * rows + r] = x[(first + r) * stride + k];
+                for (int64_t k = 0; k < K; k++) packed[first * K + k * rows + r] = value(x[(first + r) * stride + k]);
         }
     }
     static int64_t panel_size(int64_t K) { return K * PANEL; }
@@ -71,7 +81,7 @@ class VectorRows {
     int64_t start(int64_t block) const { return M * block / blocks; }
     void enter() const {}
     void leave() const {}
-    void multiply(int64_t block, const float* panel, float (*sums)[PANEL]) const {
+    void multiply(int64_t block, const T* panel, float (*sums)[PANEL]) const {
         multiply(block, panel, sums, std::make_integer_sequence<int, VECTOR_ROWS>());
     }
 
@@ -80,8 +90,8 @@ class VectorRows {
     std::vector<float> packed;
 
     template <int... R>
-    void multiply(int64_t block, const float* panel, float (*sums)[PANEL], std::integer_sequence<int, R...>) const {
-        constexpr decltype(&block_of<1>) of_rows[] = {block_of<R + 1>...};
+    void multiply(int64_t block, const T* panel, float (*sums)[PANEL], std::integer_sequence<int, R...>) const {
+        constexpr decltype(&block_of<1, T>) of_rows[] = {block_of<R + 1, T>...};
         of_rows[start(block + 1) - start(block) - 1](packed.data() + start(block) * K, panel, K, block == 0, sums);
     }
 };
@@ -186,22 +196,23 @@ template <class Rows, class T> void pack(const T* weight, T* packed, int64_t N, 
             packed[n / Rows::PANEL * Rows::panel_size(K) + Rows::place(n % Rows::PANEL, k)] = weight[n * K + k];
 }
 
+// Whether this process may use AMX. Linux allows it once, and then to all threads.
+bool may_use_tiles() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+    static const bool allowed = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+    return allowed;
+}
+
 }  // namespace
 
-// Whether this process may use what the product needs. Linux allows the tiles of AMX once, and then to all threads.
-extern "C" int allow_bfloat16() {
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
-}
-extern "C" int allow_float32() { return 1; }
-
-#define FUNCTIONS(name, T, Rows)                                                                               \
+#define FUNCTIONS(name, T, tiled, Tiles, Vectors)                                                              \
+    extern "C" int has_tiles_##name() { return tiled; }                                                        \
     extern "C" void pack_##name(const T* weight, T* packed, int64_t N, int64_t K, int num_threads) {           \
-        pack<Rows>(weight, packed, N, K, num_threads);                                                         \
+        (tiled ? pack<Tiles, T> : pack<Vectors, T>)(weight, packed, N, K, num_threads);                        \
     }                                                                                                          \
     extern "C" void product_##name(const T* x, int64_t stride, const T* packed, const T* bias, T* y,           \
                                    int64_t M, int64_t N, int64_t K, int num_threads) {                         \
-        product<Rows>(x, stride, packed, bias, y, M, N, K, num_threads);                                       \
+        (tiled ? product<Tiles, T> : product<Vectors, T>)(x, stride, packed, bias, y, M, N, K, num_threads);   \
     }
-FUNCTIONS(float32, float, VectorRows)
-FUNCTIONS(bfloat16, BFloat16, TileRows)
+FUNCTIONS(float32, float, false, VectorRows<float>, VectorRows<float>)
+FUNCTIONS(bfloat16, BFloat16, may_use_tiles(), TileRows, VectorRows<BFloat16>)

@@ -13,7 +13,8 @@ from pagewise.models.linear import Conv1D, Linear, PackedWeights
 ALL = 2**40  # bytes: more than any model here has
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
-PACKS = {torch.float32: AVX, torch.bfloat16: AVX and torch.ops.mkldnn._is_mkldnn_bf16_supported(), torch.float64: False}
+TWO_BYTES = AVX and (torch.ops.mkldnn._is_mkldnn_bf16_supported() or in_cpp.products() is not None)
+PACKS = {torch.float32: AVX, torch.bfloat16: TWO_BYTES, torch.float64: False}
 
 
 def models():

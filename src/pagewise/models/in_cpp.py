@@ -20,6 +20,7 @@ from pagewise.tools.cpp import WIDTH, CTensor, functions
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import is_plain
 
+EVERY = 2**31  # more rows than there are
 PANEL = 32  # a multiple of the outputs whose weights linear.cpp packs together
 KERNELS = Path(pagewise.kernels.__file__).parent
 
@@ -121,22 +122,28 @@ def products() -> dict | None:
         KERNELS / "linear.cpp",
         pack=[address, address, *sizes[:2], threads],
         product=[address, ctypes.c_int64, *[address] * 3, *sizes, threads],
-        allow=[],
+        has_tiles=[],
     )
 
 
-def packed(weight: Float[Tensor, "N K"]) -> tuple[Tensor, Callable] | None:
-    """Return a copy of W in the order in which the product of linear.cpp reads it, and this product.
+def packed(weight: Float[Tensor, "N K"]) -> tuple[Tensor, Callable, int] | None:
+    """Return a copy of W in the order in which the product of linear.cpp reads it, this product, and for how many rows.
 
-    None: no kernel runs here.
+    None: no kernel runs here, or oneDNN's is as fast.
     """
     found, dtype, (N, K) = products(), weight.dtype, weight.shape
-    if found is None or ("product", dtype) not in found or not found["allow", dtype]():
+    if found is None or ("product", dtype) not in found:
         return None
+    most = 64  # of more rows, oneDNN's or torch's product is as fast
+    if dtype == torch.bfloat16:
+        has_tiles, onednn = found["has_tiles", dtype](), torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if onednn and not has_tiles:
+            return None
+        most = 256 if has_tiles else EVERY
     copy, weight = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype), weight.contiguous()
     use_huge_pages(copy)
     found["pack", dtype](weight.data_ptr(), copy.data_ptr(), N, K, torch.get_num_threads())
-    return copy, found["product", dtype]
+    return copy, found["product", dtype], most
 
 
 def use_huge_pages(tensor: Tensor) -> None:

@@ -149,15 +149,19 @@ def _can_pack(weight: Tensor) -> bool:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # not measured
         return False
     return weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        weight.dtype == torch.bfloat16
+        and (torch.ops.mkldnn._is_mkldnn_bf16_supported() or in_cpp.products() is not None)
     )
 
 
 def _pack(layers: list[nn.Module]) -> Packed:
     with torch.no_grad():
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
-    copy, kernel = in_cpp.packed(whole) or (torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()), None)
+    copy, kernel, most = in_cpp.packed(whole) or (
+        torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()),
+        None,
+        64 if whole.dtype == torch.float32 else in_cpp.EVERY,
+    )
     sizes = [layer.weight.shape[isinstance(layer, Conv1D)] for layer in layers]
-    most = 64 if whole.dtype == torch.float32 else 2**31 if kernel is None else 256  # for more rows it gains nothing
     sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
     return Packed(copy, kernel, sizes, sources, range(1, most + 1))
