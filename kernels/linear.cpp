@@ -32,15 +32,6 @@ constexpr int VECTOR_ROWS = W == 16 ? 12 : 6;  // rows of a block of vectors: th
 
 int64_t cdiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-float value(float x) { return x; }
-
-float value(BFloat16 x) {
-    const uint32_t bits = x.bits << 16;
-    float number;
-    std::memcpy(&number, &bits, sizeof number);
-    return number;
-}
-
 void ask_for(const void* address) { __builtin_prefetch((const char*)address + AHEAD); }
 
 // sums = x w of R rows, for x [K, R] in float32 and a panel w [K, 2 W].

@@ -32,6 +32,15 @@ Floats load(const BFloat16* x) {
     return (Floats)(__builtin_convertvector(read<Shorts>(x), Bits) << 16);
 }
 
+float value(float x) { return x; }
+
+float value(BFloat16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
 void store(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }
 
 void store(BFloat16* to, Floats x) {  // to nearest, ties to even

@@ -13,7 +13,8 @@ from exact_model import row as row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagewise.engine import SamplingParams
-from pagewise.engine.sampling import TokenCounts, _in_torch, adjusted, chosen_seed, likeliest, sample, uniform
+from pagewise.engine.sampling import TokenCounts, adjusted, chosen_seed, likeliest, sample, uniform
+from pagewise.models import in_cpp
 
 VOCAB = 12
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -39,6 +40,15 @@ SETTINGS = [
 TOKENS, NUM_NEW = [3, 5, 3, 8, 8, 3], 3  # a prompt of three tokens, and three new ones
 
 
+@pytest.fixture(params=["C++", "torch"])
+def way(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(in_cpp, "can_draw", lambda logits: False)
+
+
+BOTH = pytest.mark.usefixtures("way")
+
+
 def row(logits=0, tokens=TOKENS, seed=0, choice=0, num_new=NUM_NEW, **params):
     return row_of(logits, SamplingParams(**params), list(tokens), num_new, seed, choice)
 
@@ -50,6 +60,7 @@ def drawn(logits, **params):
     return torch.tensor([pick.token for pick in sample(logits[None], rows)]).bincount(minlength=len(logits))
 
 
+@BOTH
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_tokens_are_drawn_as_transformers_processors_say(params):
     """OpenAI's two penalties, which transformers does not have, follow its repetition penalty as their formula says."""
@@ -75,6 +86,7 @@ def test_tokens_are_drawn_as_transformers_processors_say(params):
     assert ((counts - n * expected).abs() <= 4.5 * (n * expected * (1 - expected)).sqrt() + 1e-6).all()
 
 
+@BOTH
 def test_temperature_zero_takes_the_likeliest_after_the_penalty():
     assert sample(LOGITS[None], [row(temperature=0)])[0].token == LOGITS.argmax()
     best, expected = LOGITS.topk(2).indices.tolist()
@@ -101,13 +113,12 @@ def test_temperature_zero_takes_the_likeliest_after_the_penalty():
 def test_presence_and_frequency_penalties_count_new_tokens_only(penalties, expected):
     """A repetition penalty moves negative logits down, too, and counts a token once."""
     logits = torch.tensor([[2.0, -2.0, 1.0]] * 3)
-    before = logits.clone()
     rows = [([0, 1, 1, 2, 1], 3, penalties), ([0, 1], 0, {}), ([0, 0], 0, penalties | {"repetition_penalty": 1.0})]
     rows = [row(0, tokens, num_new=num_new, **params) for tokens, num_new, params in rows]
-    assert adjusted(logits, rows).tolist() == [expected, *before[1:].tolist()]
-    assert logits.equal(before)
+    assert adjusted(logits.clone(), rows).tolist() == [expected, *logits[1:].tolist()]
 
 
+@BOTH
 @pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-8, 1e-5, 1e-3])
 def test_a_very_low_temperature_is_greedy(temperature):
     for logits in (LOGITS, LOGITS + 100, LOGITS.flip(0) + 100):
@@ -127,8 +138,9 @@ def test_a_very_low_temperature_is_greedy(temperature):
     ],
     ids=str,
 )
-def test_a_step_takes_few_torch_operations(params, most):
+def test_a_step_takes_few_torch_operations(params, most, monkeypatch):
     """On a GPU each operation is a launch, and a step waits for all of them. top_k needs nine for equal logits."""
+    monkeypatch.setattr(in_cpp, "can_draw", lambda logits: False)
     operations, logits = [], LOGITS.repeat(4, 1)
 
     class Recorder(TorchDispatchMode):
@@ -141,6 +153,7 @@ def test_a_step_takes_few_torch_operations(params, most):
     assert len(operations) <= most, operations
 
 
+@BOTH
 def test_what_a_row_draws_does_not_depend_on_the_rows_around_it():
     logits = torch.randn(30, 500, generator=torch.Generator().manual_seed(1)) * 3
     rows = [row(i, tokens=range(i + 4), seed=i, **SETTINGS[i % len(SETTINGS)]) for i in range(30)]
@@ -164,6 +177,7 @@ NEIGHBOURS = {
 }
 
 
+@BOTH
 @pytest.mark.parametrize("params", [{"top_k": 20}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.6, "logprobs": 7}], ids=str)
 @pytest.mark.parametrize("neighbour", NEIGHBOURS)
 def test_equal_logits_have_one_order_whatever_stands_beside_them(params, neighbour):
@@ -230,18 +244,20 @@ def test_a_penalty_looks_at_each_token_once(shapes_unchecked):
     assert looked == list(range(13))
 
 
+@BOTH
 @pytest.mark.parametrize("penalty", [{}, {"repetition_penalty": 1.7}, {"presence_penalty": 1.0}], ids=str)
 def test_a_bias_is_added_before_the_penalties_and_not_to_log_p(penalty):
     logits = torch.tensor([[1.0, -2.0, 0.5, 0.0]])
     biased = row(0, [3, 0], num_new=1, logit_bias={2: 3, 1: -100.0, 0: 0.25}, temperature=0, logprobs=2, **penalty)
     by_hand = adjusted(logits + torch.tensor([[0.25, -100.0, 3.0, 0.0]]), [row(0, [3, 0], num_new=1, **penalty)])
-    assert adjusted(logits, [biased]).equal(by_hand)
+    assert adjusted(logits.clone(), [biased]).equal(by_hand)
     (pick,) = sample(logits, [biased])
     assert pick.token == 2
     exact = logits[0].log_softmax(-1).tolist()
     assert pick.likeliest == pytest.approx({2: exact[2], 0: exact[0]})
 
 
+@BOTH
 @pytest.mark.parametrize("num_new", [0, 1, 2, 3])
 @pytest.mark.parametrize("drafts", [(), (0,)])
 def test_end_tokens_are_not_drawn_before_there_are_min_tokens(num_new, drafts):
@@ -252,11 +268,13 @@ def test_end_tokens_are_not_drawn_before_there_are_min_tokens(num_new, drafts):
     assert [pick.token for pick in picks] == [2 if num_new + len(drafts) < 3 else 1, 1]
 
 
+@BOTH
 def test_if_only_end_tokens_are_possible_before_min_tokens_there_is_no_token():
     params = SamplingParams(min_tokens=1)
     assert sample(torch.zeros(1, 2), [row_of(0, params, [0], 0, ends=frozenset({0, 1}))]) == [None]
 
 
+@BOTH
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.999999}, {"top_k": 3}], ids=str)
 def test_a_token_that_the_model_excludes_is_never_drawn(params):
     logits = torch.full((VOCAB,), -math.inf)
@@ -264,32 +282,36 @@ def test_a_token_that_the_model_excludes_is_never_drawn(params):
     assert set(drawn(logits, **params).nonzero()[:, 0].tolist()) == {0, 7}
 
 
+@BOTH
 def test_the_largest_number_that_is_drawn_still_finds_a_likely_token(monkeypatch):
     """The weights of 500 rows have 500 different sums, which times 1 − 2⁻⁵³ must not round up to the sums."""
     logits = torch.tensor([[0.0, 0.0, -math.inf]]).repeat(500, 1)
     logits[1:, 1] = -torch.rand(499, generator=torch.Generator().manual_seed(0))
-    largest = torch.full((500,), 1 - 2.0**-53, dtype=torch.float64)
-    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: largest)
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: 1 - 2.0**-53)
     for params in ({}, {"top_k": 3}, {"top_p": 0.9999}):
         picks = sample(logits, [row(i, tokens=[], num_new=0, **params) for i in range(500)])
         assert {pick.token for pick in picks} == {1}
 
 
+@BOTH
 @pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9999}], ids=str)
 def test_the_smallest_number_that_is_drawn_finds_no_excluded_token(params, monkeypatch):
-    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: torch.zeros(1).double())
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: 0.0)
     assert sample(torch.tensor([[-math.inf, 0.0, 0.0]]), [row(tokens=[], num_new=0, **params)])[0].token in (1, 2)
 
 
+@BOTH
 def test_tokens_that_reach_top_p_exactly_are_enough():
     assert drawn(torch.zeros(2), top_p=0.5).count_nonzero() == 1
 
 
+@BOTH
 def test_another_number_is_drawn_at_each_position():
     picks = sample(torch.zeros(1, 1000), [row(tokens=[1] * n, num_new=0) for n in range(1, 20)])
     assert len({pick.token for pick in picks}) > 15
 
 
+@BOTH
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_k": 3, "logprobs": 2}], ids=str)
 def test_a_row_whose_logits_are_not_finite_has_no_token_and_others_have_theirs(bad, params):
@@ -300,12 +322,14 @@ def test_a_row_whose_logits_are_not_finite_has_no_token_and_others_have_theirs(b
     assert sample(torch.stack([LOGITS, logits]), rows) == [*expected, None, *expected]
 
 
+@BOTH
 def test_a_penalty_that_leads_out_of_float32_ends_only_its_own_row():
     logits = torch.tensor([[1e38, 0.0, 1.0]])
     rows = [row(tokens=[0], num_new=0, repetition_penalty=0.01), row(tokens=[0], num_new=0)]
     assert [pick and pick.token for pick in sample(logits, rows)] == [None, 0]
 
 
+@BOTH
 @pytest.mark.parametrize("params", [{}, {"temperature": 0}, {"top_p": 0.5}, {"top_k": 2}], ids=str)
 def test_the_largest_finite_logits_have_a_token(params):
     assert sample(torch.tensor([[3e38, 0.0, -3e38]]), [row(tokens=[], num_new=0, **params)])[0].token == 0
@@ -318,6 +342,7 @@ def test_numbers_of_any_type_are_kept_as_pythons(shapes_unchecked):
     assert [type(params[name]) for name in given] == [float, float, float, float, int]
 
 
+@BOTH
 def test_logprobs_are_the_models_own_the_chosen_one_first():
     pick = sample(LOGITS[None], [row(temperature=5.0, seed=3, logprobs=2)])[0]
     exact = LOGITS.double().log_softmax(-1)
@@ -329,13 +354,13 @@ def test_logprobs_are_the_models_own_the_chosen_one_first():
 
 
 def test_uniform_numbers_differ_by_seed_choice_and_position_and_fill_the_interval():
-    numbers = uniform([7] * 4000, [0] * 4000, [*range(4000)])
+    numbers = torch.tensor([uniform(7, 0, position) for position in range(4000)], dtype=torch.float64)
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert numbers.unique().numel() == 4000
     assert abs(numbers.mean() - 0.5) < 0.02
     assert abs((numbers[1:] * numbers[:-1]).mean() - 0.25) < 0.02
-    others = uniform([8, 7, 7, 7 + 2**40, -7], [0, 1, 0, 0, 0], [5, 5, 6, 5, 5])
-    assert len({*others.tolist(), numbers[5].item()}) == 6
+    others = [uniform(*key) for key in ((8, 0, 5), (7, 1, 5), (7, 0, 6), (7 + 2**40, 0, 5), (-7, 0, 5))]
+    assert len({*others, numbers[5].item()}) == 6
 
 
 @pytest.mark.parametrize(
@@ -419,6 +444,29 @@ def test_without_a_seed_torchs_generator_gives_one():
     assert chosen_seed(SamplingParams(seed=9)) == 9
 
 
+LIMITS = [{}, {"min_p": 0.3}, {"top_k": 40}, {"top_k": 9999}, {"top_p": 0.9}, {"top_p": 0.3, "min_p": 0.02}]
+LIMITS += [{"top_k": 700, "top_p": 0.8}, {"temperature": 0.01, "top_k": 50}, {"temperature": 60.0, "top_p": 0.7}]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("kind", ["smooth", "with equal ones", "with excluded ones", "peaked", "all equal"])
+@pytest.mark.parametrize("vocab", [1, 15, 3001])
+def test_the_kernel_draws_what_torch_draws_from_a_large_vocabulary(kind, limits, vocab):
+    logits = 3 * torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))
+    if kind == "with equal ones":
+        logits = logits.bfloat16()
+    elif kind == "with excluded ones":
+        logits[:, ::3], logits[:, 1::3] = -3e38, -math.inf
+    elif kind == "peaked":
+        logits[:, vocab // 2] += 90
+    elif kind == "all equal":
+        logits[:] = -7.5
+    rows = [row(seed % 4, seed=seed, **limits) for seed in range(64)]
+    in_torch = sample(logits.double(), rows)
+    assert [pick.token for pick in sample(logits, rows)] == [pick.token for pick in in_torch]
+
+
+@BOTH
 @pytest.mark.parametrize("in_cache", [1, 3 * 40, 2**17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rows_are_drawn_alike_a_few_at_a_time_or_together(dtype, in_cache, monkeypatch):
@@ -435,8 +483,8 @@ def test_rows_are_drawn_alike_a_few_at_a_time_or_together(dtype, in_cache, monke
     assert sample(logits, []) == []
 
 
-def test_rows_that_a_kernel_can_pick_are_picked_beside_all_others():
-    """A vocabulary of a multiple of 16 lets a CPU's kernel pick the plain greedy rows."""
+def test_the_kernel_of_a_cpu_and_torch_draw_alike():
+    """The kernel has no float64."""
     torch.manual_seed(0)
     logits, greedy = (3 * torch.randn(11, 48)).bfloat16(), {"temperature": 0}
     logits[10, 7], logits[4] = torch.nan, logits[5].max()
@@ -454,6 +502,6 @@ def test_rows_that_a_kernel_can_pick_are_picked_beside_all_others():
     together = sample(logits, rows)
     assert together[-1] is None
     for picked, wanted in zip(together[:-1], rows[:-1], strict=True):
-        (alone,) = _in_torch(logits.double(), [wanted])
+        (alone,) = sample(logits.double(), [wanted])
         assert (picked.token, picked.likeliest) == (alone.token, pytest.approx(alone.likeliest, abs=1e-5))
         assert picked.logprob == pytest.approx(alone.logprob, abs=1e-5)

@@ -21,8 +21,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Iterable
-from math import inf, isfinite
-from operator import attrgetter
+from math import inf, isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +37,9 @@ ROWS = 32  # of a prompt are scored at a time, because their copies in float32 a
 IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
 
 
+Limits = tuple[float, float, float, float, float]  # `SamplingParams.limits`, and the number u
+
+
 class Row(NamedTuple):
     """A token to draw: the row of the logits, and everything that the draw depends on."""
 
@@ -47,54 +49,58 @@ class Row(NamedTuple):
     drafts: tuple[int, ...] = ()  # guesses that follow the tokens of the sequence
 
 
-LOGITS = attrgetter("logits")
-
-
 def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
     """Return a token for each row, or None where the row's logits hold NaN or +inf, or nothing above -inf."""
-    plain = [row for row in rows if row.request.sampling.plain]
-    found = in_cpp.likeliest(logits, list(map(LOGITS, plain))) if plain else None
-    if found is None:
-        return _in_torch(logits, rows)
-    picks = iter(Pick(token, logprob) if isfinite(logprob) else None for token, logprob in found)
-    others = iter(_in_torch(logits, [row for row in rows if not row.request.sampling.plain]))
-    return [next(picks if row.request.sampling.plain else others) for row in rows]
-
-
-def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
-    """A CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next."""
-    size = max(1, IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(rows))
+    how = []
+    for row in rows:
+        request, sequence = row.request, row.sequence
+        position = len(sequence.tokens) + len(row.drafts)
+        u = 0.0 if request.sampling.greedy else uniform(request.seed, sequence.index, position)
+        how.append((*request.sampling.limits, u))
+    if rows and in_cpp.can_draw(logits):
+        found = _in_cpp(logits, rows, how)
+    else:  # a CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next
+        found, size = [], max(1, IN_CACHE // logits.shape[1] if logits.device.type == "cpu" else len(rows))
+        for i in range(0, len(rows), size):
+            found += _in_torch(logits, rows[i : i + size], how[i : i + size])
     picks = []
-    for start in range(0, len(rows), size):
-        picks += _picks(logits, rows[start : start + size])
+    for row, (token, logprob) in zip(rows, found, strict=True):
+        pick, number = Pick(token, logprob) if isfinite(logprob) else None, row.request.sampling.logprobs
+        if pick is not None and number is not None:
+            pick = pick._replace(likeliest=scored(logits[row.logits, None], [token], number)[0])
+        picks.append(pick)
     return picks
 
 
-def _picks(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | None]:
-    if (wanted := list(map(LOGITS, rows))) != list(range(len(logits))):
+def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]]:
+    places, changing = [], []
+    for row in rows:
+        places.append((row.logits, len(changing) if row.request.sampling.changes else -1))
+        if row.request.sampling.changes:
+            changing.append(row)
+    changed = adjusted(logits[[row.logits for row in changing]].float(), changing) if changing else None
+    return in_cpp.draw(logits, changed, places, how)
+
+
+def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]]:
+    if (wanted := [row.logits for row in rows]) != list(range(len(logits))):
         logits = logits[wanted]
     logits = logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
-    scores = adjusted(logits, rows)
+    changes = any(row.request.sampling.changes for row in rows)
+    scores = adjusted(logits.clone(), rows) if changes else logits
     best, tokens = scores.max(dim=-1, keepdim=True)
-    by_order: dict[str, list[int]] = {}  # so that no row sorts more of the vocabulary than its own parameters need
-    for i, row in enumerate(rows):
-        if not row.request.sampling.greedy:
-            by_order.setdefault(row.request.sampling.order, []).append(i)
+    by_order: dict[tuple[bool, bool], list[int]] = {}  # so that no row sorts more of the vocabulary than it needs
+    for i, (temperature, top_k, top_p, *_) in enumerate(how):
+        if temperature:
+            by_order.setdefault((top_k < inf, top_p < 1), []).append(i)
     for order, drawn in by_order.items():
         if len(drawn) == len(rows):
-            tokens = _draw(scores - best, rows, order != "none")
+            tokens = _draw(scores - best, how, any(order))
         else:
-            tokens[drawn] = _draw(scores[drawn] - best[drawn], [rows[i] for i in drawn], order != "none")
-    logprobs = logits.gather(1, tokens) - sums
-    numbers = torch.cat([tokens.double(), logprobs, best], dim=1).tolist()  # one wait for a GPU
-    picks = []
-    for i, (row, (token, logprob, most)) in enumerate(zip(rows, numbers, strict=True)):
-        pick, number = Pick(int(token), logprob) if isfinite(most) else None, row.request.sampling.logprobs
-        if pick is not None and number is not None:
-            pick = pick._replace(likeliest=scored(logits[i : i + 1], [pick.token], number)[0])
-        picks.append(pick)
-    return picks
+            tokens[drawn] = _draw(scores[drawn] - best[drawn], [how[i] for i in drawn], any(order))
+    numbers = torch.cat([tokens.double(), logits.gather(1, tokens) - sums, best], dim=1).tolist()  # one wait for a GPU
+    return [(int(token), logprob if isfinite(most) else nan) for token, logprob, most in numbers]
 
 
 def scored(logits: Float[Tensor, "n vocab"], tokens: list[int], number: int) -> list[dict[int, float]]:
@@ -112,7 +118,7 @@ def scored(logits: Float[Tensor, "n vocab"], tokens: list[int], number: int) -> 
 
 
 def adjusted(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Float[Tensor, "n vocab"]:
-    """Return the logits, or log p, after bias, min_tokens and penalties. The arguments do not change."""
+    """Change logits, or log p, by bias, min_tokens and penalties in place, and return them."""
     biases, too_early, penalised = [], [], []
     for i, row in enumerate(rows):
         params, num_new = row.request.sampling, len(row.sequence.tokens) - len(row.request.prompt)
@@ -125,10 +131,10 @@ def adjusted(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> Float[Tensor,
     if biases:
         i, tokens, amounts = torch.tensor(biases, dtype=torch.float64, device=logits.device).unbind(dim=1)
         i, tokens = i.long(), tokens.long()
-        logits = logits.index_put((i, tokens), logits[i, tokens] + amounts.to(logits.dtype))
+        logits.index_put_((i, tokens), logits[i, tokens] + amounts.to(logits.dtype))
     if too_early:
         i, tokens = torch.tensor(too_early, device=logits.device).unbind(dim=1)
-        logits = logits.index_put((i, tokens), torch.tensor(-inf, dtype=logits.dtype, device=logits.device))
+        logits.index_put_((i, tokens), torch.tensor(-inf, dtype=logits.dtype, device=logits.device))
     return _penalised(logits, penalised) if penalised else logits
 
 
@@ -147,7 +153,7 @@ def _penalised(logits: Tensor, rows: list[tuple[int, Row]]) -> Tensor:
     factors, amounts = torch.from_numpy(np.concatenate(changes, axis=1)).to(logits.device)
     scores = logits[i, tokens]
     scores = torch.where(scores > 0, scores / factors, scores * factors) - amounts
-    return logits.index_put((i, tokens), scores)
+    return logits.index_put_((i, tokens), scores)
 
 
 def likeliest(scores: Float[Tensor, "n vocab"], k: int) -> tuple[Float[Tensor, "n k"], Int64[Tensor, "n k"]]:
@@ -164,26 +170,22 @@ def likeliest(scores: Float[Tensor, "n vocab"], k: int) -> tuple[Float[Tensor, "
     return scores.gather(1, ids), ids
 
 
-def _draw(scores: Float[Tensor, "n vocab"], rows: list[Row], ordered: bool) -> Int64[Tensor, "n 1"]:
+def _draw(scores: Float[Tensor, "n vocab"], how: list[Limits], ordered: bool) -> Int64[Tensor, "n 1"]:
     """Draw a token for each row from those that top_k, top_p and min_p leave. Each row's largest score is 0."""
-    device, vocab, params = scores.device, scores.shape[1], [row.request.sampling for row in rows]
-    positions = [len(row.sequence.tokens) + len(row.drafts) for row in rows]
-    u = uniform([row.request.seed for row in rows], [row.sequence.index for row in rows], positions)
-    top_ks = [min(p.top_k or vocab, vocab) for p in params]
-    top_ps = [p.top_p if p.top_p < 1 else inf for p in params]  # 1 leaves out no token, however sums round
-    columns = ([p.temperature for p in params], top_ks, top_ps, [p.min_p for p in params], u.tolist())
-    numbers = torch.tensor([*zip(*columns, strict=True)], dtype=torch.float64, device=device)
+    device, (_, top_ks, top_ps, min_ps, _) = scores.device, zip(*how, strict=True)
+    most = int(min(max(top_ks), scores.shape[1]))
+    numbers = torch.tensor(how, dtype=torch.float64, device=device)
     temperature, top_k, top_p, min_p, u = numbers.split(1, dim=1)
     scores = scores / temperature.float()
     if ordered:
-        scores, ids = likeliest(scores, max(top_ks))
+        scores, ids = likeliest(scores, most)
     weights = scores.double().exp()  # the likeliest token's is 1
     if min(top_ks) < scores.shape[1]:
         weights = weights.masked_fill(torch.arange(scores.shape[1], device=device) >= top_k, 0.0)
     if min(top_ps) < 1:  # sums from left to right, so that zeros behind them change nothing
         cumulative = weights.cumsum(dim=-1)
         weights = weights.masked_fill(cumulative - weights >= top_p * cumulative[:, -1:], 0.0)
-    if any(p.min_p for p in params):
+    if any(min_ps):
         weights = weights.masked_fill(weights < min_p, 0.0)
     cumulative = weights.cumsum(dim=-1)
     drawn = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
@@ -191,11 +193,10 @@ def _draw(scores: Float[Tensor, "n vocab"], rows: list[Row], ordered: bool) -> I
     return ids.gather(1, drawn) if ordered else drawn
 
 
-def uniform(seeds: list[int], choices: list[int], positions: list[int]) -> Float[Tensor, " n"]:
-    """A float64 in [0, 1) for each (seed, choice, position): the first 53 bits of a hash of these three numbers."""
-    keys = (struct.pack("<qqq", *key) for key in zip(seeds, choices, positions, strict=True))
-    hashes = [int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") for key in keys]
-    return torch.tensor([(number >> 11) * 2.0**-53 for number in hashes], dtype=torch.float64)
+def uniform(seed: int, choice: int, position: int) -> float:
+    """Return a number in [0, 1): the first 53 bits of a hash of the three numbers."""
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
 def chosen_seed(sampling: SamplingParams) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from pagewise.tools.checks import check_count, check_flag, check_number
@@ -43,9 +44,9 @@ class SamplingParams:
         prompt_logprobs: report the same of each token of the prompt but the first. The prefix cache then saves nothing.
 
     What follows from these is known too: `width`, the most sequences at once; `greedy`, whether each token is the
-    likeliest; `order`, of how many tokens a draw needs the order: "none", "top_k" or "all"; `penalises`, whether a
-    penalty changes logits; `plain`, whether each token is the likeliest by the model's own logits, and nothing else is
-    asked for; `stop_strings`, and `stop_ids`, the token ids among `stop` and `stop_token_ids`.
+    likeliest; `limits`: temperature (0 if greedy), top_k, top_p (both inf if they leave out no token) and min_p;
+    `penalises`, whether a penalty changes logits; `changes`, whether anything does; `stop_strings`, and `stop_ids`, the
+    token ids among `stop` and `stop_token_ids`.
 
     Raises:
         ValueError, TypeError: a field does not fit, or two contradict each other; the message names them.
@@ -117,11 +118,11 @@ class SamplingParams:
             raise ValueError(f"{same}: raise the temperature, or n = 1")
 
         self._set("width", max(self.n, self.beam_width))
-        self._set("order", "top_k" if self.top_k else "all" if self.top_p < 1 else "none")
+        top_p = self.top_p if self.top_p < 1 else inf  # 1 leaves out no token, however sums round
+        self._set("limits", (0.0 if self.greedy else self.temperature, self.top_k or inf, top_p, self.min_p))
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         self._set("penalises", penalties != (1.0, 0.0, 0.0))
-        changes = self.logit_bias or self.min_tokens or self.penalises
-        self._set("plain", self.greedy and not changes and self.logprobs is None)
+        self._set("changes", bool(self.logit_bias or self.min_tokens or self.penalises))
         self._set("stop_strings", tuple(item for item in self.stop if isinstance(item, str)))
         self._set("stop_ids", (*(item for item in self.stop if not isinstance(item, str)), *self.stop_token_ids))
 

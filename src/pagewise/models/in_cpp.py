@@ -1,4 +1,4 @@
-"""RMSNorm, RoPE, SwiGLU and the likeliest token on a CPU by kernels/decoder.cpp, where no derivative is wanted.
+"""RMSNorm, RoPE, SwiGLU and the draw of a token on a CPU by kernels/decoder.cpp, where no derivative is wanted.
 
 Each function returns None where the kernel cannot do what it is asked for. Its caller then takes torch's operators.
 """
@@ -41,7 +41,7 @@ def library() -> dict | None:
         rms_norm=[CTensor, address, CTensor, *sizes, ctypes.c_float, threads],
         rotate=[CTensor, address, address, *sizes, threads],
         silu_and_mul=[*[CTensor] * 3, *sizes, threads],
-        likeliest=[CTensor, address, ctypes.c_int64, ctypes.c_int64, address, address, threads],
+        draw=[CTensor, CTensor, address, address, *sizes[:2], address, address, threads],
     )
 
 
@@ -99,18 +99,28 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
     return out
 
 
-def likeliest(logits: Float[Tensor, "n vocab"], rows: list[int]) -> list[tuple[int, float]] | None:
-    """Return the likeliest token of each of these rows, the first of equal ones, and log p of this token.
+def can_draw(logits: Float[Tensor, "n vocab"]) -> bool:
+    """Whether `draw` can read these logits. Its kernel need not be switched on."""
+    on_cpu = logits.device.type == "cpu" and logits.stride(1) == 1
+    return on_cpu and library() is not None and ("draw", logits.dtype) in library()
 
-    log p is NaN where the row has no largest number. The kernel need not be switched on.
+
+def draw(
+    logits: Float[Tensor, "n vocab"],
+    changed: Float[Tensor, "m vocab"] | None,
+    rows: list[tuple[int, int]],
+    how: list[tuple[float, ...]],
+) -> list[tuple[int, float]]:
+    """Return a token for each row, and its log p by the logits, which is NaN where a row has no largest number.
+
+    rows: (row of the logits, row of `changed` by which the token is drawn instead, or -1).
+    how: temperature (0: the likeliest token), top_k, top_p (both inf if they leave out no token), min_p and u.
     """
-    kernel = None if library() is None or logits.device.type != "cpu" else library().get(("likeliest", logits.dtype))
-    if kernel is None or logits.shape[1] % WIDTH or logits.stride(1) != 1:
-        return None
-    wanted, tokens = torch.tensor([rows, rows])
-    logprobs, num_threads = torch.empty(len(rows)), torch.get_num_threads()
-    sizes, outputs = (len(rows), logits.shape[1]), (tokens.data_ptr(), logprobs.data_ptr())
-    kernel(CTensor(logits.data_ptr(), logits.stride()), wanted.data_ptr(), *sizes, *outputs, num_threads)
+    places, numbers = torch.tensor(rows), torch.tensor(how, dtype=torch.float64)
+    tokens, logprobs = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+    tensors = [CTensor(x.data_ptr(), x.stride()) for x in (logits, logits if changed is None else changed)]
+    given = *tensors, places.data_ptr(), numbers.data_ptr(), len(rows), logits.shape[1]
+    library()["draw", logits.dtype](*given, tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads())
     return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
