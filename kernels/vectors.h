@@ -49,6 +49,8 @@ void store(BFloat16* to, Floats x) {  // to nearest, ties to even
     std::memcpy(to, &rounded, sizeof rounded);
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // 2 to the power of x <= 0, to 1e-7 of the result. Results below 2^-126 are 0. NaN stays NaN.
 Floats exp2(Floats x) {
     const Floats low = x < -126.0f ? Floats{} - 126.0f : x;

@@ -12,9 +12,8 @@ import torch
 from exact_model import row as row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagewise.engine import SamplingParams
+from pagewise.engine import SamplingParams, sampling
 from pagewise.engine.sampling import TokenCounts, adjusted, chosen_seed, likeliest, sample, uniform
-from pagewise.models import in_cpp
 
 VOCAB = 12
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -43,7 +42,7 @@ TOKENS, NUM_NEW = [3, 5, 3, 8, 8, 3], 3  # a prompt of three tokens, and three n
 @pytest.fixture(params=["C++", "torch"])
 def way(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(in_cpp, "can_draw", lambda logits: False)
+        monkeypatch.setattr(sampling, "_in_cpp", lambda *a: None)
 
 
 BOTH = pytest.mark.usefixtures("way")
@@ -140,7 +139,7 @@ def test_a_very_low_temperature_is_greedy(temperature):
 )
 def test_a_step_takes_few_torch_operations(params, most, monkeypatch):
     """On a GPU each operation is a launch, and a step waits for all of them. top_k needs nine for equal logits."""
-    monkeypatch.setattr(in_cpp, "can_draw", lambda logits: False)
+    monkeypatch.setattr(sampling, "_in_cpp", lambda *a: None)
     operations, logits = [], LOGITS.repeat(4, 1)
 
     class Recorder(TorchDispatchMode):
@@ -301,6 +300,14 @@ def test_the_smallest_number_that_is_drawn_finds_no_excluded_token(params, monke
 
 
 @BOTH
+@pytest.mark.parametrize("params", [{}, {"top_k": 3}, {"top_p": 0.9999}], ids=str)
+def test_a_number_between_two_tokens_draws_the_second(params, monkeypatch):
+    """It is the sum of the first token's probability, which does not exceed it."""
+    monkeypatch.setattr("pagewise.engine.sampling.uniform", lambda *a: 0.5)
+    assert sample(torch.tensor([[0.0, 0.0, -math.inf]]), [row(tokens=[], num_new=0, **params)])[0].token == 1
+
+
+@BOTH
 def test_tokens_that_reach_top_p_exactly_are_enough():
     assert drawn(torch.zeros(2), top_p=0.5).count_nonzero() == 1
 
@@ -442,6 +449,22 @@ def test_without_a_seed_torchs_generator_gives_one():
         assert chosen_seed(SamplingParams()) == first
         assert chosen_seed(SamplingParams()) != first
     assert chosen_seed(SamplingParams(seed=9)) == 9
+
+
+@pytest.mark.parametrize("vocab", [1001, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_likeliest_token_is_the_first_of_equal_ones(dtype, vocab):
+    logits = torch.randn(8, vocab).to(dtype)
+    logits[0, [1000, 17, 400]] = logits[1, [31, 16, 15]] = 9
+    logits[2, 5], logits[3, 700], logits[4] = torch.nan, torch.inf, -torch.inf
+    logits[5], logits[6, :1000] = -3e38, -torch.inf
+    rows = [6, 0, 1, 2, 3, 4, 5, 7]
+    for i, pick in zip(rows, sample(logits, [row(i, temperature=0) for i in rows]), strict=True):
+        if i in (2, 3, 4):
+            assert pick is None
+        else:
+            assert pick.token == int((logits[i] == logits[i].max()).nonzero()[0])
+            assert pick.logprob == pytest.approx(float(logits[i].float().log_softmax(0)[pick.token]), abs=1e-5)
 
 
 LIMITS = [{}, {"min_p": 0.3}, {"top_k": 40}, {"top_k": 9999}, {"top_p": 0.9}, {"top_p": 0.3, "min_p": 0.02}]

@@ -17,6 +17,8 @@ either. Keskar et al. 2019 (repetition penalty); OpenAI's API (presence and freq
 (top-p); Nguyen et al. 2024 (min-p).
 """
 
+import ctypes
+import functools
 import hashlib
 import struct
 from array import array
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from pagewise.engine.request import Request, Sequence
 from pagewise.engine.sampling_params import Pick, SamplingParams
-from pagewise.models import in_cpp
+from pagewise.tools.cpp import CTensor, functions
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
 IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
@@ -57,9 +59,8 @@ def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
         position = len(sequence.tokens) + len(row.drafts)
         u = 0.0 if request.sampling.greedy else uniform(request.seed, sequence.index, position)
         how.append((*request.sampling.limits, u))
-    if rows and in_cpp.can_draw(logits):
-        found = _in_cpp(logits, rows, how)
-    else:  # a CPU gets few rows at a time, so that their logits stay in its cache from one operation to the next
+    found = _in_cpp(logits, rows, how)
+    if found is None:  # a CPU gets few rows at a time, so that their logits stay in its cache between operations
         found, size = [], max(1, IN_CACHE // logits.shape[1] if logits.device.type == "cpu" else len(rows))
         for i in range(0, len(rows), size):
             found += _in_torch(logits, rows[i : i + size], how[i : i + size])
@@ -72,14 +73,32 @@ def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
     return picks
 
 
-def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]]:
-    places, changing = [], []
+@functools.cache
+def library() -> dict | None:
+    """Return the compiled kernels of sampling.cpp by name and dtype, or None where they cannot run."""
+    address, sizes = ctypes.c_void_p, [ctypes.c_int64] * 2
+    return functions("sampling.cpp", draw=[CTensor, CTensor, *[address] * 2, *sizes, *[address] * 2, ctypes.c_int])
+
+
+def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]] | None:
+    """Return (token, log p) of each row. None: not on a CPU, or no kernel runs here."""
+    kernel = None if logits.device.type != "cpu" or library() is None else library().get(("draw", logits.dtype))
+    if kernel is None or logits.stride(1) != 1:
+        return None
+    changing, places = [], []
     for row in rows:
         places.append((row.logits, len(changing) if row.request.sampling.changes else -1))
         if row.request.sampling.changes:
             changing.append(row)
-    changed = adjusted(logits[[row.logits for row in changing]].float(), changing) if changing else None
-    return in_cpp.draw(logits, changed, places, how)
+    changed = logits
+    if changing:
+        changed = adjusted(logits[[row.logits for row in changing]].float(), changing)
+    numbers, places = torch.tensor(how, dtype=torch.float64), torch.tensor(places)
+    tokens, logprobs = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+    tensors = CTensor(logits.data_ptr(), logits.stride()), CTensor(changed.data_ptr(), changed.stride())
+    given = *tensors, places.data_ptr(), numbers.data_ptr(), len(rows), logits.shape[1]
+    kernel(*given, tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads())
+    return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
 def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]]:

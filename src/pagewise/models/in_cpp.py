@@ -1,4 +1,4 @@
-"""RMSNorm, RoPE, SwiGLU and the draw of a token on a CPU by kernels/decoder.cpp, where no derivative is wanted.
+"""RMSNorm, RoPE, SwiGLU and linear layers on a CPU in C++, where no derivative is wanted.
 
 Each function returns None where the kernel cannot do what it is asked for. Its caller then takes torch's operators.
 """
@@ -9,20 +9,17 @@ import functools
 import mmap
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-import pagewise.kernels
 from pagewise.tools.cpp import WIDTH, CTensor, functions
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import is_plain
 
 EVERY = 2**31  # more rows than there are
 PANEL = 32  # a multiple of the outputs whose weights linear.cpp packs together
-KERNELS = Path(pagewise.kernels.__file__).parent
 
 
 class _Here(threading.local):
@@ -37,11 +34,10 @@ def library() -> dict | None:
     """Return the compiled kernels by name and dtype, or None where they cannot run."""
     address, sizes, threads = ctypes.c_void_p, [ctypes.c_int64] * 3, ctypes.c_int
     return functions(
-        KERNELS / "decoder.cpp",
+        "decoder.cpp",
         rms_norm=[CTensor, address, CTensor, *sizes, ctypes.c_float, threads],
         rotate=[CTensor, address, address, *sizes, threads],
         silu_and_mul=[*[CTensor] * 3, *sizes, threads],
-        draw=[CTensor, CTensor, address, address, *sizes[:2], address, address, threads],
     )
 
 
@@ -99,37 +95,12 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
     return out
 
 
-def can_draw(logits: Float[Tensor, "n vocab"]) -> bool:
-    """Whether `draw` can read these logits. Its kernel need not be switched on."""
-    on_cpu = logits.device.type == "cpu" and logits.stride(1) == 1
-    return on_cpu and library() is not None and ("draw", logits.dtype) in library()
-
-
-def draw(
-    logits: Float[Tensor, "n vocab"],
-    changed: Float[Tensor, "m vocab"] | None,
-    rows: list[tuple[int, int]],
-    how: list[tuple[float, ...]],
-) -> list[tuple[int, float]]:
-    """Return a token for each row, and its log p by the logits, which is NaN where a row has no largest number.
-
-    rows: (row of the logits, row of `changed` by which the token is drawn instead, or -1).
-    how: temperature (0: the likeliest token), top_k, top_p (both inf if they leave out no token), min_p and u.
-    """
-    places, numbers = torch.tensor(rows), torch.tensor(how, dtype=torch.float64)
-    tokens, logprobs = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
-    tensors = [CTensor(x.data_ptr(), x.stride()) for x in (logits, logits if changed is None else changed)]
-    given = *tensors, places.data_ptr(), numbers.data_ptr(), len(rows), logits.shape[1]
-    library()["draw", logits.dtype](*given, tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads())
-    return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-
-
 @functools.cache
 def products() -> dict | None:
     """Return the compiled functions of linear.cpp, or None where they cannot run."""
     sizes, address, threads = [ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int
     return functions(
-        KERNELS / "linear.cpp",
+        "linear.cpp",
         pack=[address, address, *sizes[:2], threads],
         product=[address, ctypes.c_int64, *[address] * 3, *sizes, threads],
         has_tiles=[],

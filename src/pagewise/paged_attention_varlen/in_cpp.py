@@ -7,17 +7,13 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-import pagewise.kernels
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.cpp import NAMES, WIDTH, CTensor, functions
-
-SOURCE = Path(pagewise.kernels.__file__).parent / "paged_attention.cpp"
 
 
 class _Sequences(ctypes.Structure):
@@ -34,7 +30,7 @@ class _Sizes(ctypes.Structure):
 @functools.cache
 def library() -> dict | None:
     """Return the compiled kernels by name and dtype, or None where they cannot run."""
-    return functions(SOURCE, attend=[*[CTensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int])
+    return functions("paged_attention.cpp", attend=[*[CTensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int])
 
 
 class DecodeInCpp:

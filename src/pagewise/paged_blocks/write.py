@@ -9,14 +9,12 @@ Both backends give the same bits.
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-import pagewise.kernels
 from pagewise.tools.checks import FLOAT8, FLOATS, check_number, check_same, check_shape, check_tensor
 from pagewise.tools.cpp import NAMES, CTensor, functions
 from pagewise.tools.device import choose_backend
@@ -24,7 +22,6 @@ from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import is_plain
 
-SOURCE = Path(pagewise.kernels.__file__).parent / "paged_blocks.cpp"
 EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
 
 
@@ -161,7 +158,7 @@ def _writer_in_torch(
 
 @functools.cache
 def _library() -> dict | None:
-    return functions(SOURCE, write=[CTensor, CTensor, ctypes.c_void_p, *[ctypes.c_int64] * 4])
+    return functions("paged_blocks.cpp", write=[CTensor, CTensor, ctypes.c_void_p, *[ctypes.c_int64] * 4])
 
 
 def _fits(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:

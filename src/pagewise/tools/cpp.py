@@ -1,8 +1,8 @@
-"""Kernels in C++ for a CPU, compiled by g++ for the instructions that torch uses on this machine."""
+"""The kernels in C++ for a CPU, compiled by g++ for the instructions that torch uses on this machine."""
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ class CTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
 
 
-def functions(source: Path, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable] | None:
-    """Return the functions of a C++ file by name and dtype: `attend_float32` is at ("attend", torch.float32).
+def functions(file: str, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable] | None:
+    """Return the functions of a file of kernels/ by name and dtype: `attend_float32` is at ("attend", torch.float32).
 
     The file is compiled when it is first needed, and kept where cudascope keeps its kernels. None: this machine has no
     g++, or not the instructions, or not torch's OpenMP.
@@ -30,6 +30,7 @@ def functions(source: Path, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.
     machine = MACHINES.get(torch.backends.cpu.get_cpu_capability())
     if machine is None:
         return None
+    source = files("pagewise.kernels") / file
     try:
         # it is linked without OpenMP and finds torch's when it is loaded: a second one would have its own threads
         library = ctypes.CDLL(str(cached_library(source, ["-std=c++17", "-O3", f"-march={machine}", "-fopenmp"])))
