@@ -91,8 +91,12 @@ def test_what_does_not_apply_the_window_is_refused(case):
     [
         ((), {"sliding_window": 0}, "sliding_window must be at least 1"),
         ((), {"sliding_window": "8"}, "sliding_window must be an int"),
-        ((), {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'full_attention'"),
-        ((), {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "layer_types has 'sliding_attention'"),
+        ((), {"layer_types": ["full_attention", "sliding_attention"]}, "layers of 'full_attention' are not"),
+        (
+            (),
+            {"sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+            "layers of 'sliding_attention' are not",
+        ),
         (("num_key_value_heads",), {}, "config.json lacks num_key_value_heads"),
         (("max_position_embeddings",), {}, "config.json lacks max_position_embeddings"),
         ((), {"attention_bias": True}, "attention_bias"),

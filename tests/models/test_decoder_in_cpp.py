@@ -13,7 +13,7 @@ from pagewise.models.llama import RMSNorm, apply_rope, rope
 from pagewise.paged_blocks import PagedKVCache
 
 pytestmark = [
-    pytest.mark.skipif(in_cpp.library() is None, reason="no g++, or a machine for which it was not measured"),
+    pytest.mark.skipif(not in_cpp.library(), reason="no g++, or a machine for which it was not measured"),
     pytest.mark.usefixtures("shapes_unchecked"),
 ]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -24,9 +24,9 @@ config = LlamaConfig(90, 64, 96, 2, 4, num_key_value_heads=2, head_dim=32)
 @pytest.fixture
 def switched_on():
     with torch.inference_mode():
-        in_cpp.switch(on=True)
+        in_cpp.switch({})
         yield
-        in_cpp.switch(on=False)
+        in_cpp.switch(None)
 
 
 def spread(shape, dtype, seed=0):
@@ -43,7 +43,7 @@ def test_rms_norm_is_that_of_torch(switched_on, shape, dtype):
     norm.weight = torch.nn.Parameter(spread((shape[-1],), dtype, seed=1), requires_grad=False)
     x = spread(shape, dtype)
     found = in_cpp.rms_norm(x, norm.weight, norm.eps)
-    in_cpp.switch(on=False)
+    in_cpp.switch(None)
     torch.testing.assert_close(found, norm(x), **NEAR[dtype])
     if dtype == torch.bfloat16:  # rounded where torch rounds: twice
         assert (found == norm(x)).double().mean() >= 0.99

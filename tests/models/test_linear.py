@@ -13,7 +13,7 @@ from pagewise.models.linear import Conv1D, Linear, PackedWeights
 ALL = 2**40  # bytes: more than any model here has
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 AVX = torch.backends.cpu.get_cpu_capability().startswith("AVX")
-TWO_BYTES = AVX and (torch.ops.mkldnn._is_mkldnn_bf16_supported() or in_cpp.products() is not None)
+TWO_BYTES = AVX and (torch.ops.mkldnn._is_mkldnn_bf16_supported() or ("product", torch.bfloat16) in in_cpp.library())
 PACKS = {torch.float32: AVX, torch.bfloat16: TWO_BYTES, torch.float64: False}
 
 
@@ -52,10 +52,12 @@ def test_packed_weights_give_the_same_logits_but_for_rounding(name, dtype, num_t
     model = models()[name]
     exact, plain = logits_of(model, num_tokens, torch.float64), logits_of(model, num_tokens, dtype)
     weights = PackedWeights(model, ALL)
-    assert len(weights) == (9 if PACKS[dtype] else 0)  # of two layers: q with k and v, gate with up are one weight each
+    assert len(weights.packed) == (
+        9 if PACKS[dtype] else 0
+    )  # of two layers: q with k and v, gate with up are one weight each
     with torch.no_grad(), weights:
         packed = logits_of(model, num_tokens, dtype)
-    assert len(reads) == len(weights)
+    assert len(reads) == len(weights.packed)
     assert packed.dtype == dtype
     error, usual = ((x.double() - exact).abs().max() for x in (packed, plain))
     assert error <= 4 * usual + 1e-12
@@ -77,7 +79,7 @@ def test_a_weight_that_has_changed_is_read_as_it_is(kind, change):
     holder = torch.nn.ModuleList([layer])
     holder.config = GPT2Config(4, 4, 1, 1, tie_word_embeddings=False)
     weights = PackedWeights(holder, ALL)
-    assert len(weights) == AVX
+    assert len(weights.packed) == AVX
     change(layer)
     with torch.no_grad(), weights:
         found = layer(x)
@@ -187,5 +189,5 @@ def test_a_row_has_the_same_bits_beside_any_other_rows(dtype, N, K, num_threads)
 def test_too_large_a_model_is_not_packed():
     model = models()["llama"]
     nbytes = sum(layer.weight.nbytes for layer in model.modules() if isinstance(layer, Linear))
-    assert len(PackedWeights(model, nbytes - 1)) == 0
-    assert len(PackedWeights(model, nbytes)) == 9 * AVX
+    assert len(PackedWeights(model, nbytes - 1).packed) == 0
+    assert len(PackedWeights(model, nbytes).packed) == 9 * AVX

@@ -74,15 +74,15 @@ def sample(logits: Float[Tensor, "n vocab"], rows: list[Row]) -> list[Pick | Non
 
 
 @functools.cache
-def library() -> dict | None:
-    """Return the compiled kernels of sampling.cpp by name and dtype, or None where they cannot run."""
+def library() -> dict:
+    """Return the compiled kernels of sampling.cpp by name and dtype, or {} where they cannot run."""
     address, sizes = ctypes.c_void_p, [ctypes.c_int64] * 2
     return functions("sampling.cpp", draw=[CTensor, CTensor, *[address] * 2, *sizes, *[address] * 2, ctypes.c_int])
 
 
 def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]) -> list[tuple[int, float]] | None:
     """Return (token, log p) of each row. None: not on a CPU, or no kernel runs here."""
-    kernel = None if logits.device.type != "cpu" or library() is None else library().get(("draw", logits.dtype))
+    kernel = library().get(("draw", logits.dtype)) if logits.device.type == "cpu" else None
     if kernel is None or logits.stride(1) != 1:
         return None
     changing, places = [], []

@@ -10,18 +10,15 @@ Radford et al. 2019. GELU: Hendrycks & Gimpel 2016. LayerNorm: Ba et al. 2016. P
 transformers' checkpoints, where a layer's weight is [in, out].
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from pagewise.models import Attend
-from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.models.inputs import Decoder, check_attended, check_inputs, new_embedding
 from pagewise.models.linear import Conv1D, Linear, product
-from pagewise.models.llama import new_embedding
 from pagewise.tools.checks import check_count, check_number
 
 GELU = {"gelu": "none", "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh"}
@@ -71,15 +68,8 @@ class GPT2Config:
         return self.hidden_size // self.num_attention_heads
 
 
-class GPT2(nn.Module):
-    """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
-
-    `eos_token_ids` are the tokens that end a text, and `sampling_defaults` the sampling parameters that the model's
-    authors recommend. `load_model` reads both from the checkpoint.
-    """
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling_defaults: Mapping[str, float] = MappingProxyType({})
+class GPT2(Decoder):
+    """The decoder of GPT-2: see `Decoder`."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ import functools
 import mmap
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,38 +23,47 @@ EVERY = 2**31  # more rows than there are
 PANEL = 32  # a multiple of the outputs whose weights linear.cpp packs together
 
 
-class _Here(threading.local):
-    kernels: Mapping[tuple[str, torch.dtype], Callable] = {}  # those that are switched on
+class Here(threading.local):
+    """What this thread computes by: the kernels that are switched on, and packed weights by the ids of layers."""
+
+    kernels: Mapping[tuple[str, torch.dtype], Callable] = {}
+    packed: Mapping[tuple[int, ...], Any] = {}
 
 
-_here = _Here()
+here = Here()
 
 
 @functools.cache
-def library() -> dict | None:
-    """Return the compiled kernels by name and dtype, or None where they cannot run."""
+def library() -> dict:
+    """Return the compiled kernels of decoder.cpp and linear.cpp by name and dtype, without those that cannot run."""
     address, sizes, threads = ctypes.c_void_p, [ctypes.c_int64] * 3, ctypes.c_int
     return functions(
         "decoder.cpp",
         rms_norm=[CTensor, address, CTensor, *sizes, ctypes.c_float, threads],
         rotate=[CTensor, address, address, *sizes, threads],
         silu_and_mul=[*[CTensor] * 3, *sizes, threads],
+    ) | functions(
+        "linear.cpp",
+        pack=[address, address, *sizes[:2], threads],
+        product=[address, ctypes.c_int64, *[address] * 3, *sizes, threads],
+        has_tiles=[],
     )
 
 
-def switch(on: bool) -> bool:
-    """Switch the kernels on or off for this thread. They stay off while torch has to see what a model computes.
+def switch(packed: Mapping[tuple[int, ...], Any] | None) -> None:
+    """Switch the kernels and packed weights on for this thread, or off (None).
 
-    Return whether torch need not see it.
+    They stay off while torch has to see what a model computes.
     """
-    unseen = on and is_plain() and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-    _here.kernels = (library() if unseen else None) or {}
-    return unseen
+    if packed is None or not is_plain() or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        here.kernels, here.packed = {}, {}
+    else:
+        here.kernels, here.packed = library(), packed
 
 
 def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: float) -> Float[Tensor, "*rows n"] | None:
     """Return x / √(mean(x²) + ε) · weight."""
-    kernel = _here.kernels.get(("rms_norm", x.dtype))
+    kernel = here.kernels.get(("rms_norm", x.dtype))
     if kernel is None or x.ndim < 3 or x.shape[:-3].numel() != 1 or x.dtype != weight.dtype:
         return None
     if x.shape[-1] % WIDTH or x.stride(-1) != 1:
@@ -71,7 +81,7 @@ def rotate(
     sin: Float[Tensor, "B 1 T D"],
 ) -> bool:
     """Apply RoPE to q and k of one sequence in place, or of packed ones. Return whether that was possible."""
-    kernel = _here.kernels.get(("rotate", q.dtype))
+    kernel = here.kernels.get(("rotate", q.dtype))
     if kernel is None or len(q) != 1 or q.dtype != k.dtype:
         return False
     if q.shape[-1] % (2 * WIDTH) or q.stride(-1) != 1 or k.stride(-1) != 1:
@@ -84,7 +94,7 @@ def rotate(
 
 def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -> Float[Tensor, "*rows n"] | None:
     """Return silu(gate) ∘ up."""
-    kernel = _here.kernels.get(("silu_and_mul", gate.dtype))
+    kernel = here.kernels.get(("silu_and_mul", gate.dtype))
     if kernel is None or gate.ndim != 3 or gate.dtype != up.dtype:
         return None
     if gate.shape[-1] % WIDTH or gate.stride(-1) != 1 or up.stride(-1) != 1:
@@ -95,25 +105,13 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
     return out
 
 
-@functools.cache
-def products() -> dict | None:
-    """Return the compiled functions of linear.cpp, or None where they cannot run."""
-    sizes, address, threads = [ctypes.c_int64] * 3, ctypes.c_void_p, ctypes.c_int
-    return functions(
-        "linear.cpp",
-        pack=[address, address, *sizes[:2], threads],
-        product=[address, ctypes.c_int64, *[address] * 3, *sizes, threads],
-        has_tiles=[],
-    )
-
-
 def packed(weight: Float[Tensor, "N K"]) -> tuple[Tensor, Callable, int] | None:
     """Return a copy of W in the order in which the product of linear.cpp reads it, this product, and for how many rows.
 
     None: no kernel runs here, or oneDNN's is as fast.
     """
-    found, dtype, (N, K) = products(), weight.dtype, weight.shape
-    if found is None or ("product", dtype) not in found:
+    found, dtype, (N, K) = library(), weight.dtype, weight.shape
+    if ("product", dtype) not in found:
         return None
     most = 64  # of more rows, oneDNN's or torch's product is as fast
     if dtype == torch.bfloat16:

@@ -1,9 +1,29 @@
-"""Checks that all decoders share: the arguments of `forward`, and the result of `attend`."""
+"""What all decoders share: checks of the arguments of `forward` and of the result of `attend`, and embeddings."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pagewise.tools.checks import check_same, check_shape, check_tensor
+
+
+class Decoder(nn.Module):
+    """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
+
+    `eos_token_ids` are the tokens that end a text, and `sampling_defaults` the sampling parameters that the model's
+    authors recommend. `load_model` reads both from the checkpoint.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: Mapping[str, float] = MappingProxyType({})
+
+
+def new_embedding(num_rows: int, size: int) -> nn.Embedding:
+    """Return an embedding with random weights."""
+    # uniform_, because on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
+    return nn.Embedding.from_pretrained(torch.empty(num_rows, size).uniform_(-0.05, 0.05), freeze=False)
 
 
 def check_inputs(

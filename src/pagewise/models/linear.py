@@ -5,8 +5,7 @@ its last call. So in every call it copies W into the layout that its kernel read
 packs the weights of its model once, and computes its steps inside the context `PackedWeights`.
 """
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,17 +26,10 @@ class Packed(NamedTuple):
     rows: range  # numbers of rows for which the copy is read
 
 
-class _Here(threading.local):
-    packed: Mapping[tuple[int, ...], Packed] = {}  # by the ids of the layers
-
-
-_here = _Here()
-
-
 def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*rows N"]:
     """Return x Wᵀ + b of a layer with a weight, by a packed copy of the weight where there is one."""
     weight, bias = layer.weight, getattr(layer, "bias", None)
-    packed = None if torch.compiler.is_compiling() else _here.packed.get((id(layer),))
+    packed = None if torch.compiler.is_compiling() else in_cpp.here.packed.get((id(layer),))
     if packed is not None and (out := _by_copy(packed, x, bias, weight.dtype)) is not None:
         return out
     return linear(x, weight.T if isinstance(layer, Conv1D) else weight, bias)
@@ -45,16 +37,13 @@ def product(layer: nn.Module, x: Float[Tensor, "*rows K"]) -> Float[Tensor, "*ro
 
 def products(layers: tuple[nn.Module, ...], x: Float[Tensor, "*rows K"]) -> Sequence[Float[Tensor, "*rows N"]]:
     """Return the results of linear layers for the same x. One product computes them all if they were packed as one."""
-    packed = None if torch.compiler.is_compiling() else _here.packed.get(tuple(map(id, layers)))
+    packed = None if torch.compiler.is_compiling() else in_cpp.here.packed.get(tuple(map(id, layers)))
     if packed is None:
         return [layer(x) for layer in layers]
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
     if (out := _by_copy(packed, x, bias, layers[0].weight.dtype)) is not None:
         return out.split(packed.sizes, dim=-1)
-    found = []
-    for layer in layers:  # no hook sees them
-        found.append(linear(x, layer.weight, layer.bias))
-    return found
+    return [linear(x, layer.weight, layer.bias) for layer in layers]  # no hook sees them
 
 
 def _by_copy(
@@ -70,11 +59,9 @@ def _by_copy(
     if packed.kernel is None:
         out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
     else:
-        flat, out = (
-            flat if flat.stride(1) == 1 else flat.contiguous(),
-            torch.empty(rows, sum(packed.sizes), dtype=dtype),
-        )
-        places = packed.copy.data_ptr(), 0 if bias is None else bias.contiguous().data_ptr(), out.data_ptr()
+        flat, bias = flat if flat.stride(1) == 1 else flat.contiguous(), None if bias is None else bias.contiguous()
+        out = torch.empty(rows, sum(packed.sizes), dtype=dtype)
+        places = packed.copy.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
         packed.kernel(flat.data_ptr(), flat.stride(0), *places, *out.shape, flat.shape[1], torch.get_num_threads())
     return out.view(*x.shape[:-1], -1)
 
@@ -124,23 +111,19 @@ class PackedWeights:
             groups.append([next(layer for layer in modules if isinstance(layer, nn.Embedding))])
         groups = [group for group in groups if all(_can_pack(layer.weight) for layer in group)]
         fits = sum(layer.weight.nbytes for group in groups for layer in group) <= most
-        self._packed = {tuple(map(id, group)): _pack(group) for group in groups} if fits else {}
+        self.packed = {tuple(map(id, group)): _pack(group) for group in groups} if fits else {}
         self._on_cpu = next(model.parameters()).device.type == "cpu"
 
-    def __len__(self) -> int:
-        return len(self._packed)
-
     def __enter__(self) -> None:
-        for key, packed in list(self._packed.items()):
+        for key, packed in list(self.packed.items()):
             for layer, weight, address, version in packed.sources:
                 changed = layer.weight is not weight or weight.data_ptr() != address or weight._version != version
                 if changed or (len(key) > 1 and (layer._forward_hooks or layer._forward_pre_hooks)):
-                    self._packed.pop(key, None)
-        _here.packed = self._packed if in_cpp.switch(on=self._on_cpu) else {}
+                    self.packed.pop(key, None)
+        in_cpp.switch(self.packed if self._on_cpu else None)
 
     def __exit__(self, *_: object) -> None:
-        _here.packed = {}
-        in_cpp.switch(on=False)
+        in_cpp.switch(None)
 
 
 def _can_pack(weight: Tensor) -> bool:
@@ -148,20 +131,19 @@ def _can_pack(weight: Tensor) -> bool:
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):  # not measured
         return False
-    return weight.dtype == torch.float32 or (
-        weight.dtype == torch.bfloat16
-        and (torch.ops.mkldnn._is_mkldnn_bf16_supported() or in_cpp.products() is not None)
-    )
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return ("product", weight.dtype) in in_cpp.library()
+    return weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def _pack(layers: list[nn.Module]) -> Packed:
     with torch.no_grad():
         whole = torch.cat([layer.weight.T if isinstance(layer, Conv1D) else layer.weight for layer in layers])
-    copy, kernel, most = in_cpp.packed(whole) or (
-        torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()),
-        None,
-        64 if whole.dtype == torch.float32 else in_cpp.EVERY,
-    )
+    found = in_cpp.packed(whole)
+    if found is None:
+        most = 64 if whole.dtype == torch.float32 else in_cpp.EVERY  # for more rows it gains nothing
+        found = torch.ops.mkldnn._reorder_linear_weight(whole.contiguous()), None, most
+    copy, kernel, most = found
     sizes = [layer.weight.shape[isinstance(layer, Conv1D)] for layer in layers]
     sources = [(layer, layer.weight, layer.weight.data_ptr(), layer.weight._version) for layer in layers]
     return Packed(copy, kernel, sizes, sources, range(1, most + 1))

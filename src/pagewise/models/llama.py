@@ -16,9 +16,7 @@ transformers' checkpoints.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from jaxtyping import Float, Int
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from pagewise.models import Attend, in_cpp
-from pagewise.models.inputs import check_attended, check_inputs
+from pagewise.models.inputs import Decoder, check_attended, check_inputs, new_embedding
 from pagewise.models.linear import Linear, product, products
 from pagewise.tools.checks import check_count, check_number
 
@@ -89,15 +87,8 @@ class LlamaConfig:
             check_count("sliding_window", self.sliding_window)
 
 
-class Llama(nn.Module):
-    """A decoder over token ids. `attend` computes the attention. New weights are torch's random ones.
-
-    `eos_token_ids` are the tokens that end a text, and `sampling_defaults` the sampling parameters that the model's
-    authors recommend. `load_model` reads both from the checkpoint.
-    """
-
-    eos_token_ids: tuple[int, ...] = ()
-    sampling_defaults: Mapping[str, float] = MappingProxyType({})
+class Llama(Decoder):
+    """The decoder of Llama, Mistral, Qwen2 and Qwen3: see `Decoder`."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -151,12 +142,6 @@ class Llama(nn.Module):
             h = block(h, turn, attend)
         h = self.model["norm"](h if logits_for is None else h[:, logits_for])
         return product(self.model["embed_tokens"], h) if self.config.tie_word_embeddings else self.lm_head(h)
-
-
-def new_embedding(num_rows: int, size: int) -> nn.Embedding:
-    """Return an embedding with random weights."""
-    # uniform_, because on the meta device, where load_model builds its models, normal_ imports torch's compiler (4 s)
-    return nn.Embedding.from_pretrained(torch.empty(num_rows, size).uniform_(-0.05, 0.05), freeze=False)
 
 
 class Block(nn.Module):

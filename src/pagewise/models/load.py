@@ -46,10 +46,7 @@ class ByteTokenizer:
         return f"<0x{token:02X}>" if token < 256 else ""
 
     def decode(self, ids: Iterable[int] | Int[Tensor, " n"], *, skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become "�".
-
-        Ids above 255 are always dropped. `skip_special_tokens` exists because transformers' tokenizers have it.
-        """
+        """The text of `ids` up to 255; bytes that are not UTF-8 become "�". Transformers has `skip_special_tokens`."""
         return bytes([i for i in map(int, ids) if i < 256]).decode(errors="replace")
 
 
@@ -269,8 +266,6 @@ def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
     rope = {**(settings.get("rope_scaling") or {}), **(settings.get("rope_parameters") or {})}
     only = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "partial_rotary_factor": 1.0}
     _check_only(kind.title(), {**settings, **rope}, only)
-    if kind != "mistral":
-        _check_no_window(settings)
     required = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
     if kind != "llama":  # their defaults in transformers differ from those of Llama
         required += ["num_key_value_heads", "max_position_embeddings"] + ["head_dim"] * (kind == "qwen3")
@@ -284,7 +279,7 @@ def llama_config(settings: Mapping[str, Any]) -> LlamaConfig:
         rope_scaling=_rope_scaling(rope, settings),
         qkv_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
-        sliding_window=_mistral_window(settings) if kind == "mistral" else None,
+        sliding_window=_window(kind, settings),
     )
 
 
@@ -327,30 +322,23 @@ def _check_present(settings: Mapping[str, Any], names: Iterable[str]) -> None:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
 
 
-def _check_no_window(settings: Mapping[str, Any]) -> None:
-    """Refuse a Qwen in which some layers see only the last `sliding_window` tokens. Transformers' default is 4096."""
-    kinds = settings.get("layer_types")
-    window = settings.get("sliding_window", 4096)
-    if kinds is None and settings.get("use_sliding_window") and window is not None:
+def _window(kind: str, settings: Mapping[str, Any]) -> int | None:
+    """Return the window of all layers of a Mistral. None: each token sees all of the past, as in the other models.
+
+    A model in which some layers have a window is refused. Transformers' default is 4096.
+    """
+    kinds, window = set(settings.get("layer_types") or ()), settings.get("sliding_window", 4096)
+    usual = "sliding_attention" if kind == "mistral" and window is not None else "full_attention"
+    if kind != "mistral" and not kinds and settings.get("use_sliding_window") and window is not None:
         full = settings.get("max_window_layers", 28)
-        kinds = ["sliding_attention"] * (settings.get("num_hidden_layers", full) - full)
-    if windowed := set(kinds or ()) - {"full_attention"}:
+        kinds = {"sliding_attention"} if settings.get("num_hidden_layers", full) > full else kinds
+    if others := kinds - {usual}:
         raise ValueError(
-            f"layers of {', '.join(map(repr, sorted(windowed)))} are not implemented (sliding_window = {window}): "
-            f"layers here see all of the past"
+            f"layers of {', '.join(map(repr, sorted(others)))} are not implemented (sliding_window = {window}): "
+            f"all layers of a {kind.title()} here have {usual!r}"
         )
-
-
-def _mistral_window(settings: Mapping[str, Any]) -> int | None:
-    """Return the window of all layers. None: each token sees all of the past. Transformers' default is 4096."""
-    window, longest = settings.get("sliding_window", 4096), settings.get("max_position_embeddings", 0)
-    usual = "full_attention" if window is None else "sliding_attention"
-    if others := set(settings.get("layer_types") or ()) - {usual}:
-        raise ValueError(
-            f"layer_types has {', '.join(map(repr, sorted(others)))}, which is not implemented for a Mistral with "
-            f"sliding_window = {window}: all its layers have {usual!r}"
-        )
-    return None if isinstance(window, int) and window >= longest > 0 else window
+    longest = settings.get("max_position_embeddings", 0)
+    return None if usual == "full_attention" or (isinstance(window, int) and window >= longest > 0) else window
 
 
 def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama3Scaling | None:
@@ -366,10 +354,4 @@ def _rope_scaling(rope: Mapping[str, Any], settings: Mapping[str, Any]) -> Llama
     return Llama3Scaling(*(float(rope[name]) for name in names), int(rope["original_max_position_embeddings"]))
 
 
-SUPPORTED = {  # by model_type
-    "llama": (Llama, llama_config),
-    "mistral": (Llama, llama_config),
-    "qwen2": (Llama, llama_config),
-    "qwen3": (Llama, llama_config),
-    "gpt2": (GPT2, gpt2_config),
-}
+SUPPORTED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), (Llama, llama_config)) | {"gpt2": (GPT2, gpt2_config)}

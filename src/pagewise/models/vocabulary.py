@@ -14,13 +14,7 @@ BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """The tokens 0 … vocab_size − 1 of a tokenizer, one by one.
-
-    Attributes:
-        longest: no token stands for more characters of a text.
-    """
-
-    longest: int
+    """The tokens 0 … vocab_size − 1 of a tokenizer, one by one. None stands for more than `longest` characters."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._name = getattr(tokenizer, "convert_ids_to_tokens", None)

@@ -28,8 +28,8 @@ class _Sizes(ctypes.Structure):
 
 
 @functools.cache
-def library() -> dict | None:
-    """Return the compiled kernels by name and dtype, or None where they cannot run."""
+def library() -> dict:
+    """Return the compiled kernels by name and dtype, or {} where they cannot run."""
     return functions("paged_attention.cpp", attend=[*[CTensor] * 4, _Sequences, _Sizes, ctypes.c_float, ctypes.c_int])
 
 
@@ -54,7 +54,7 @@ class DecodeInCpp:
         options = step.options
         plain = step.plain and step.splits is None and step.v_scale == 1.0
         on_cpu = step.block_tables.device.type == "cpu"
-        return plain and on_cpu and options.softcap == 0 and options.alibi_slopes is None and library() is not None
+        return plain and on_cpu and options.softcap == 0 and options.alibi_slopes is None and bool(library())
 
     def attend(
         self,

@@ -157,13 +157,13 @@ def _writer_in_torch(
 
 
 @functools.cache
-def _library() -> dict | None:
+def _library() -> dict:
     return functions("paged_blocks.cpp", write=[CTensor, CTensor, ctypes.c_void_p, *[ctypes.c_int64] * 4])
 
 
 def _fits(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
     """Whether kernels/paged_blocks.cpp can write into these slots. torch raises IndexError for those beyond a cache."""
-    if _library() is None or k_cache.ndim != 4 or k_cache.dtype not in NAMES or k_cache.stride(-1) != 1:
+    if not _library() or k_cache.ndim != 4 or k_cache.dtype not in NAMES or k_cache.stride(-1) != 1:
         return False
     if v_cache.shape != k_cache.shape or v_cache.dtype != k_cache.dtype or v_cache.stride(-1) != 1:
         return False

@@ -21,21 +21,21 @@ class CTensor(ctypes.Structure):
     _fields_ = (("data", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3))
 
 
-def functions(file: str, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable] | None:
+def functions(file: str, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable]:
     """Return the functions of a file of kernels/ by name and dtype: `attend_float32` is at ("attend", torch.float32).
 
-    The file is compiled when it is first needed, and kept where cudascope keeps its kernels. None: this machine has no
-    g++, or not the instructions, or not torch's OpenMP.
+    The file is compiled when it is first needed, and kept where cudascope keeps its kernels. There are no functions
+    where the machine has no g++, or not the instructions, or not torch's OpenMP.
     """
     machine = MACHINES.get(torch.backends.cpu.get_cpu_capability())
     if machine is None:
-        return None
+        return {}
     source = files("pagewise.kernels") / file
     try:
         # it is linked without OpenMP and finds torch's when it is loaded: a second one would have its own threads
         library = ctypes.CDLL(str(cached_library(source, ["-std=c++17", "-O3", f"-march={machine}", "-fopenmp"])))
     except (CompileError, OSError):
-        return None
+        return {}
     found = {(name, dtype): library[f"{name}_{NAMES[dtype]}"] for name in argtypes for dtype in NAMES}
     for (name, _), function in found.items():
         function.argtypes = argtypes[name]
