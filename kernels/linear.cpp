@@ -91,7 +91,7 @@ struct alignas(64) Tile {
     BFloat16 numbers[TILE_ROWS][32];
 };
 
-// Rows of x in bfloat16 for AMX, in tiles of 16 rows and 32 numbers along K. What is missing is 0.
+// Rows of x in bfloat16 for AMX, in tiles of 16 rows and 32 numbers along K. Missing rows and numbers are 0.
 class TileRows {
   public:
     static constexpr int64_t PANEL = 32;

@@ -103,7 +103,8 @@ class InOrder {
     std::vector<uint16_t> range_of;  // each token
 };
 
-// The first token, by its score, up to which the weights of those that top_k, top_p and min_p leave exceed u of them.
+// Draws in the order of scores. The tokens within top_k, top_p and min_p have a total weight. The result is the first
+// token up to which the weights exceed the part u of this total.
 int64_t drawn_in_order(const Row& scores, const Row& weights, const Draw& how) {
     const InOrder order(scores, weights);
     InOrder::End kept = order.beginning(how.top_k, INFINITY);
@@ -123,7 +124,7 @@ int64_t drawn_in_order(const Row& scores, const Row& weights, const Draw& how) {
     return order.beginning(kept.tokens - 1, how.u * kept.weight).next;
 }
 
-// The first token, by its id, up to which the weights of those that min_p leaves exceed u of them.
+// Draws in the order of ids, in the same way, where only min_p limits the tokens.
 int64_t drawn_by_id(const Row& weights, const Draw& how) {
     constexpr size_t PART = 256;
     const float least = how.min_p;

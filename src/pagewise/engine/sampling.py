@@ -36,7 +36,7 @@ from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.tools.cpp import CTensor, functions
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
-IN_CACHE = 2**17  # logits that a core's cache holds in float32, with what is computed of them
+IN_CACHE = 2**17  # logits in float32 that a core's cache holds beside their weights
 
 
 Limits = tuple[float, float, float, float, float]  # `SamplingParams.limits`, and the number u
@@ -190,7 +190,7 @@ def likeliest(scores: Float[Tensor, "n vocab"], k: int) -> tuple[Float[Tensor, "
 
 
 def _draw(scores: Float[Tensor, "n vocab"], how: list[Limits], ordered: bool) -> Int64[Tensor, "n 1"]:
-    """Draw a token for each row from those that top_k, top_p and min_p leave. Each row's largest score is 0."""
+    """Draw a token for each row within top_k, top_p and min_p. The largest score of each row is 0."""
     device, (_, top_ks, top_ps, min_ps, _) = scores.device, zip(*how, strict=True)
     most = int(min(max(top_ks), scores.shape[1]))
     numbers = torch.tensor(how, dtype=torch.float64, device=device)

@@ -43,7 +43,7 @@ class SamplingParams:
         logprobs: report log p (before bias, penalties and temperature) of each chosen token and of this many likeliest.
         prompt_logprobs: report the same of each token of the prompt but the first. The prefix cache then saves nothing.
 
-    What follows from these is known too: `width`, the most sequences at once; `greedy`, whether each token is the
+    Further attributes follow from these: `width`, the most sequences at once; `greedy`, whether each token is the
     likeliest; `limits`: temperature (0 if greedy), top_k, top_p (both inf if they leave out no token) and min_p;
     `penalises`, whether a penalty changes logits; `changes`, whether anything does; `stop_strings`, and `stop_ids`, the
     token ids among `stop` and `stop_token_ids`.

@@ -24,7 +24,7 @@ PANEL = 32  # a multiple of the outputs whose weights linear.cpp packs together
 
 
 class Here(threading.local):
-    """What this thread computes by: the kernels that are switched on, and packed weights by the ids of layers."""
+    """The kernels that are switched on for this thread, and the packed weights, by the ids of their layers."""
 
     kernels: Mapping[tuple[str, torch.dtype], Callable] = {}
     packed: Mapping[tuple[int, ...], Any] = {}

@@ -1,4 +1,4 @@
-"""What all decoders share: checks of the arguments of `forward` and of the result of `attend`, and embeddings."""
+"""The base class of decoders, their embeddings, and checks of what `forward` gets and of what `attend` returns."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -24,8 +24,8 @@ class CTensor(ctypes.Structure):
 def functions(file: str, **argtypes: Sequence[Any]) -> dict[tuple[str, torch.dtype], Callable]:
     """Return the functions of a file of kernels/ by name and dtype: `attend_float32` is at ("attend", torch.float32).
 
-    The file is compiled when it is first needed, and kept where cudascope keeps its kernels. There are no functions
-    where the machine has no g++, or not the instructions, or not torch's OpenMP.
+    The file is compiled when it is first needed, and kept where cudascope keeps its kernels. A machine
+    without g++, without the instructions or without torch's OpenMP has no functions.
     """
     machine = MACHINES.get(torch.backends.cpu.get_cpu_capability())
     if machine is None:
