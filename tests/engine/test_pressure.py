@@ -42,8 +42,10 @@ def assert_sound(llm):
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     ids = [request.id for request in running + waiting]
     assert ids == sorted(set(ids)), "oldest first, each once, who runs before who waits"
-    held = [sequence for request in running for sequence in request.in_memory()]
-    assert sum(request.seats for request in running) <= scheduler.config.max_num_seqs
+    held = [sequence for request in running for sequence in (request.live if request.forked else request.live[:1])]
+    assert (
+        sum(max(len(request.live), request.sampling.beam_width) for request in running) <= scheduler.config.max_num_seqs
+    )
     assert all(sequence.num_computed == 0 for request in waiting for sequence in request.live)
     assert all(sequence.num_computed < len(sequence.tokens) for sequence in held)
     if not hasattr(memory, "num_free_blocks"):
@@ -368,12 +370,13 @@ class Planted(Exception):
 def broken(llm, fault, error, after):
     """Return a patch. The `after`-th next call of a part of the engine then raises."""
     memory = llm.memory
-    of_paged = isinstance(memory, PagedMemory)
+    if isinstance(memory, PagedMemory):
+        writes = paged_memory, "kv_writer"
+    else:
+        writes = (memory.cache, "write") if hasattr(memory, "cache") else (memory, "attention")
     owner, name = {
         "model": (MODEL, "forward"),
-        "write": (memory.cache, "writer" if of_paged else "write")
-        if hasattr(memory, "cache")
-        else (memory, "attention"),
+        "write": writes,
         "sampling": (llm_module, "sample"),
         "resize": (memory, "resize"),
         "fork": (memory, "fork"),

@@ -87,6 +87,16 @@ def test_a_step_may_be_full_of_sequences_that_decode_but_not_fuller():
     assert step(s) == {0: [(1, 2)], 1: [(1, 2)] * 2}
 
 
+def test_samples_for_which_one_token_is_missing_wait_for_the_next_step():
+    s = scheduler(max_num_batched_tokens=2)
+    first = add(s, 1, 0)
+    add(s, 1, 1, n=2)
+    assert step(s) == {0: [(0, 1)], 1: [(0, 1)]}
+    assert step(s) == {0: [(1, 2)]}
+    end(s, first)
+    assert step(s) == {1: [(1, 2)] * 2}
+
+
 def test_when_blocks_run_out_the_youngest_waits_again_before_all_others_and_keeps_its_tokens():
     s = scheduler(num_blocks=5)
     old, middle, young = add(s, 4, 0), add(s, 4, 1), add(s, 7, 2)

@@ -50,8 +50,7 @@ def select(request: Request, logits: Float[Tensor, "beams vocab"]) -> Selection:
     length, logits = len(beams[0].tokens) + 1 - start, logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
     if not sums.isfinite().all():
-        mean = max(1, length - 1)
-        ended = [Choice(beam.tokens[start:], None, "error", beam.score / mean) for beam in beams]
+        ended = [Choice(beam.tokens[start:], None, "error", beam.score / max(1, length - 1)) for beam in beams]
         return Selection([], ended, NOT_FINITE)
     logprobs = adjusted(logits - sums, [Row(i, request, beam) for i, beam in enumerate(beams)])
     scores = torch.tensor([beam.score for beam in beams], device=logits.device)

@@ -248,11 +248,9 @@ class EngineConfig:
 
     def new_memory(self, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> Memory:
         """Return the memory of a process with a complete config. `dtype`: of the keys, unless they are float8."""
-        if self.memory is not None:
-            return self.memory(self, sizes, device, dtype)
         module, name = MEMORIES[self.attention]
-        home = importlib.import_module(module)
-        return getattr(home, name)(self, sizes, device, dtype)
+        new = self.memory or getattr(importlib.import_module(module), name)
+        return new(self, sizes, device, dtype)
 
 
 @torch.inference_mode()

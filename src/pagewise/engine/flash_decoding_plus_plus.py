@@ -58,13 +58,10 @@ def products_by(model: nn.Module, dataflow: Dataflow) -> LinearBy:
     weight = next(model.parameters())
     here = device_label(weight.device)
     if (dataflow.device, dataflow.dtype) != (here, weight.dtype):
-        raise ValueError(
-            f"dataflow was profiled on {dataflow.device} for {dataflow.dtype}, but the model is on {here} in "
-            f"{weight.dtype}: {remedy}"
-        )
+        said = f"profiled on {dataflow.device} for {dataflow.dtype}, but the model is on {here} in {weight.dtype}"
+        raise ValueError(f"dataflow was {said}: {remedy}")
     shapes = product_shapes(model)
     if not dataflow.table.keys() & shapes:
         has, needs = (", ".join(map(str, map(list, found))) or "none" for found in (dataflow.table, shapes))
         raise ValueError(f"dataflow has no weights of the model: its table has {has}, the model has {needs}: {remedy}")
-
     return LinearBy(dataflow.linear)

@@ -291,7 +291,30 @@ class LLM(AbstractContextManager):
         self.failed_ids = []
         with Profile.span("step"):
             try:
-                self._compute()
+                with held_back(), Profile.span("schedule"):
+                    chunks = self.scheduler.schedule()
+                    if self.config.speculate:
+                        chunks = self.scheduler.draft(chunks)
+                if chunks:
+                    logits = self.runner.run(chunks)
+                    with Profile.span("sampling"):
+                        drawn, selections, prompts = draw(chunks, logits)
+                    with held_back():
+                        num_right = {}
+                        for request, logprobs in prompts:
+                            request.prompt_logprobs += logprobs
+                        for request, sequence, drafts, picks in drawn:
+                            if not sequence.untold:  # else a step failed before the sequence was told
+                                self._untold.append((request, sequence))
+                            num_right[sequence] = sequence.take(picks, drafts, request.ends, request.longest)
+                        self.scheduler.computed(chunks, num_right)
+                        for request, sequence, *_ in drawn:
+                            if sequence.finish_reason is not None:
+                                self.scheduler.finish(request, sequence)
+                        for request, selection in selections:
+                            if beam_search.apply(request, selection, self.memory):
+                                self.scheduler.remove(request)
+                                self._untold.append((request, None))
             except BaseException:
                 with held_back():
                     self.failed_ids = [request.id for request in self.scheduler.running]
@@ -305,34 +328,6 @@ class LLM(AbstractContextManager):
             request, piece = self._pieces.popleft()
             if request.listener is not None:
                 request.listener(piece)
-
-    def _compute(self) -> None:
-        """Compute one step, and give all tokens to their sequences. With nothing to compute, do nothing."""
-        with held_back(), Profile.span("schedule"):
-            chunks = self.scheduler.schedule()
-            if self.config.speculate:
-                chunks = self.scheduler.draft(chunks)
-        if not chunks:
-            return
-        logits = self.runner.run(chunks)
-        with Profile.span("sampling"):
-            drawn, selections, prompts = draw(chunks, logits)
-        with held_back():
-            num_right = {}
-            for request, logprobs in prompts:
-                request.prompt_logprobs += logprobs
-            for request, sequence, drafts, picks in drawn:
-                if not sequence.untold:  # else a step failed before the sequence was told
-                    self._untold.append((request, sequence))
-                num_right[sequence] = sequence.take(picks, drafts, request.ends, request.longest)
-            self.scheduler.computed(chunks, num_right)
-            for request, sequence, *_ in drawn:
-                if sequence.finish_reason is not None:
-                    self.scheduler.finish(request, sequence)
-            for request, selection in selections:
-                if beam_search.apply(request, selection, self.memory):
-                    self.scheduler.remove(request)
-                    self._untold.append((request, None))
 
     def _tell(self) -> None:
         """Give the drawn tokens to the texts of their sequences. End the requests that have no live sequences left."""

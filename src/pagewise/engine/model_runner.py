@@ -87,7 +87,11 @@ class DecodeGraphs:
         size = self._sizes[bisect_left(self._sizes, len(batch.seq_lens))]
         graph, static, logits = self._captured[size]
         self._runner.memory.cache.copy_blocks(batch.copies)
-        _fill(static, batch)
+        B, M = batch.block_tables.shape
+        for name, nothing in {"token_ids": 0, "positions": 0, "slots": -1, "seq_lens": 0}.items():
+            buffer = getattr(static, name)
+            buffer[:B], buffer[B:] = getattr(batch, name), nothing  # the remaining rows write nowhere and see no key
+        static.block_tables[:B, :M] = batch.block_tables
         graph.replay()
         return logits[batch.logits_for]
 
@@ -110,12 +114,3 @@ def _empty(size: int, width: int, device: torch.device) -> Batch:
     rows, zeros = torch.arange(size + 1, device=device), torch.zeros(size, dtype=torch.int64, device=device)
     block_tables = torch.zeros(size, width, dtype=torch.int32, device=device)
     return Batch([], zeros, zeros.clone(), rows[:-1], zeros - 1, block_tables, zeros.int(), rows.int())
-
-
-def _fill(static: Batch, batch: Batch) -> None:
-    """Copy a step into the buffers of a graph. The remaining rows write nowhere and see no key."""
-    B, M = batch.block_tables.shape
-    for name, nothing in {"token_ids": 0, "positions": 0, "slots": -1, "seq_lens": 0}.items():
-        buffer = getattr(static, name)
-        buffer[:B], buffer[B:] = getattr(batch, name), nothing
-    static.block_tables[:B, :M] = batch.block_tables

@@ -13,6 +13,8 @@ from pagewise.engine.request import Chunk, Request
 from pagewise.models import Attend
 from pagewise.paged_attention.inputs import DECODING
 from pagewise.paged_blocks import BlockPool, OutOfBlocks, PagedKVCache
+from pagewise.paged_blocks.write import kv_writer
+from pagewise.tools.device import choose_backend
 
 WATERMARK = 0.05  # of the blocks; vLLM keeps 0.01
 
@@ -45,7 +47,7 @@ class BlockMemory(BlockPool):
 
     def _blocks_for(self, width: int, length: int, common: int) -> int:
         """Return the blocks of `width` sequences of `length` tokens that begin with the same `common` tokens."""
-        shared = common // self.block_size if width > 1 else 0
+        shared = common // self.block_size
         return shared + width * (-(-length // self.block_size) - shared)
 
     def admit(self, request: Request, computing: list[Chunk]) -> int | None:
@@ -59,10 +61,10 @@ class BlockMemory(BlockPool):
         if self.prefix_cache and computing:  # one of these may compute the first block that is not cached yet
             stop = self.num_cached(common) + self.block_size
             beginning = common.tokens[:stop]
-            if stop < len(common) and any(chunk.sequence.tokens[:stop] == beginning for chunk in computing):
+            if stop < len(common.tokens) and any(chunk.sequence.tokens[:stop] == beginning for chunk in computing):
                 return None
         if len(live) > 1:
-            needed = self._blocks_for(len(live), max(len(sequence.tokens) for sequence in live), len(common))
+            needed = self._blocks_for(len(live), max(len(sequence.tokens) for sequence in live), len(common.tokens))
             if needed + spare > self.num_free_blocks:
                 raise OutOfBlocks(f"{len(live)} sequences need {needed} blocks")
         return self.hold(live[0], common, spare)
@@ -84,7 +86,9 @@ class PagedMemory(BlockMemory):
         )
         super().__init__(config, self.cache.nbytes)
         self.backend, self.device = config.backend, device
-        self.k_scale, self.v_scale = config.k_scale, config.v_scale
+        self.k_scale, self.v_scale = float(config.k_scale), float(config.v_scale)
+        writes = choose_backend("auto", self.cache.k.device)  # attention may have another backend
+        self._how_to_write = {"k_scale": self.k_scale, "v_scale": self.v_scale, "backend": writes}
         # attention multiplies its scores by k_scale, which costs less than multiplying every key
         scale = DECODING.scale_for(sizes.head_dim) * self.k_scale
         self._options = DECODING._replace(scale=scale, window=sizes.sliding_window)
@@ -97,7 +101,7 @@ class PagedMemory(BlockMemory):
         """Return a function that writes the step's keys and values into their slots, and then attends to all keys."""
         if batch.copies:
             self.cache.copy_blocks(batch.copies)
-        write = self.cache.writer(batch.slots, k_scale=self.k_scale, v_scale=self.v_scale)
+        write = kv_writer(self.cache.k, self.cache.v, batch.slots, **self._how_to_write)
         with Profile.span("block tables"):
             plan = paged_attention_varlen.plan(
                 batch.block_tables,

@@ -6,6 +6,7 @@ scheduled, preempted and resumed together.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from pagewise.engine.sampling_params import Pick, SamplingParams
@@ -156,28 +157,17 @@ class Request:
         self.forked = False
         self.num_cached_tokens: int | None = None
 
-    @property
-    def seats(self) -> int:
-        """The number of sequences that the request may still have at once. A sample that has ended needs no seat."""
-        return self.width if self.width > self.sampling.n else len(self.live)
-
     def common_tokens(self) -> list[int]:
         """Return the tokens with which all live sequences begin: at least the prompt.
 
         If the sequences have different lengths, the newest token of the shortest is left out. It computes that itself.
         """
-        first, *others = self.live
-        if not others:
-            return first.tokens.copy()
-        lengths = {len(sequence.tokens) for sequence in self.live}
+        lists = list(map(attrgetter("tokens"), self.live))
+        lengths = set(map(len, lists))
         length = min(lengths) - (len(lengths) > 1)
-        for other in others:
-            length = next((i for i in range(length) if first.tokens[i] != other.tokens[i]), length)
-        return first.tokens[:length]
-
-    def in_memory(self) -> list[Sequence]:
-        """Return the sequences that hold memory while the request runs."""
-        return self.live if self.forked else self.live[:1]
+        for other in lists[1:]:
+            length = next((i for i in range(length) if lists[0][i] != other[i]), length)
+        return lists[0][:length]
 
     def scored(self, start: int, stop: int) -> range:
         """Return the prompt tokens whose log p a step gives that computes the tokens start … stop − 1.

@@ -17,7 +17,6 @@ prefill, decoding first).
 """
 
 from collections import deque
-from itertools import accumulate
 from typing import Any
 
 from pagewise.engine.memory import Memory
@@ -32,7 +31,7 @@ class Scheduler:
 
     Invariants, after every call:
     - every running request is older than every waiting one;
-    - memory is held by the sequences of running requests (`Request.in_memory`), and by nothing else;
+    - memory is held by the live sequences of running requests, until they are forked the first alone, and nothing else;
     - at most max_num_seqs sequences run, counting those that a request will be forked into.
     """
 
@@ -60,58 +59,7 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Return the next step: at most max_num_batched_tokens tokens, for which there is memory. Empty iff done."""
-        preempted = self.num_preemptions
-        chunks, reading = self._decode()
-        num_decoding = len(chunks)
-        left = self.config.max_num_batched_tokens - num_decoding
-        for request in reading:
-            for sequence in request.in_memory():
-                left -= self._prefill(request, sequence, left, chunks)
-        while self.waiting and left > 0 and self.num_preemptions == preempted and self._admit(chunks[num_decoding:]):
-            left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
-        return chunks
-
-    def draft(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
-        left, step = self.config.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
-        for chunk in chunks:
-            request, sequence, _, stop, num_logits, _ = chunk
-            most = min(self.config.speculate, left, request.most_slots - stop)
-            if most > 0 and num_logits and request.forked and request.sampling.beam_width == 1:
-                drafts = self._drafts(sequence, most)
-                n = len(drafts)
-                chunk = chunk._replace(stop=stop + n, num_logits=num_logits + n, drafts=drafts)
-                left -= n
-                self.num_drafted += n
-            step.append(chunk)
-        return step
-
-    def _drafts(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Return drafts after all tokens of a sequence, as many as there are free blocks for."""
-        sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
-        drafts = sequence.drafter.draft(most)
-        while drafts:
-            try:
-                self.memory.resize(sequence, len(sequence.tokens) + len(drafts))
-                break
-            except OutOfBlocks:
-                drafts = drafts[:-1]
-        return drafts
-
-    def preempt(self, request: Request) -> None:
-        """Let a running request wait again, before all other waiting requests. Sequences that have ended stay so."""
-        self.remove(request)
-        request.finished += [sequence for sequence in request.live if sequence.finish_reason is not None]
-        request.live = [sequence for sequence in request.live if sequence.finish_reason is None]
-        if request.live:
-            self.waiting.appendleft(request)
-        self.num_preemptions += 1
-        self._may_join += 1
-
-    def _decode(self) -> tuple[list[Chunk], list[Request]]:
-        """Take slots for the requests that decode. Return their chunks, and the requests that do not decode yet."""
-        chunks: list[Chunk] = []
-        reading = []
+        chunks, reading, preempted = [], [], self.num_preemptions
         for request in self.running:  # only the last ones are preempted meanwhile
             if not request.forked:
                 reading.append(request)
@@ -126,7 +74,46 @@ class Scheduler:
                     reading.append(request)
                 else:
                     chunks += decoding
-        return chunks, reading
+        num_decoding = len(chunks)
+        left = self.config.max_num_batched_tokens - num_decoding
+        for request in reading:
+            for sequence in request.live if request.forked else request.live[:1]:
+                left -= self._prefill(request, sequence, left, chunks)
+        while self.waiting and left > 0 and self.num_preemptions == preempted and self._admit(chunks[num_decoding:]):
+            left -= self._prefill(self.running[-1], self.running[-1].live[0], left, chunks)
+        return chunks
+
+    def draft(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the step with drafts for the sequences that decode, the oldest first, `speculate` each at most."""
+        left, step = self.config.max_num_batched_tokens - sum(chunk.stop - chunk.start for chunk in chunks), []
+        for chunk in chunks:
+            request, sequence, _, stop, num_logits, _ = chunk
+            most = min(self.config.speculate, left, request.most_slots - stop)
+            if most > 0 and num_logits and request.forked and request.sampling.beam_width == 1:
+                sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+                drafts = sequence.drafter.draft(most)
+                while drafts:  # as many as there are free blocks for
+                    try:
+                        self.memory.resize(sequence, stop + len(drafts))
+                        break
+                    except OutOfBlocks:
+                        drafts = drafts[:-1]
+                n = len(drafts)
+                chunk = chunk._replace(stop=stop + n, num_logits=num_logits + n, drafts=drafts)
+                left -= n
+                self.num_drafted += n
+            step.append(chunk)
+        return step
+
+    def preempt(self, request: Request) -> None:
+        """Let a running request wait again, before all other waiting requests. Sequences that have ended stay so."""
+        self.remove(request)
+        request.finished += [sequence for sequence in request.live if sequence.finish_reason is not None]
+        request.live = [sequence for sequence in request.live if sequence.finish_reason is None]
+        if request.live:
+            self.waiting.appendleft(request)
+        self.num_preemptions += 1
+        self._may_join += 1
 
     def _take_slots(self, request: Request) -> bool:
         """Get slots for a request, and preempt the youngest requests for them. False: that was the request itself."""
@@ -160,11 +147,14 @@ class Scheduler:
     def _admit(self, computing: list[Chunk]) -> bool:
         """Let the oldest waiting request run, if the policy and the memory allow it. See `Memory.admit`."""
         policy, most, request = self.config.scheduler, self.config.max_num_seqs, self.waiting[0]
-        if policy != "continuous" and not self.running:
-            widths = accumulate(each.seats for each in self.waiting)
-            self._may_join = 1 if policy == "naive" else sum(width <= most for width in widths)
-        joins = policy == "continuous" or self._may_join > 0
-        if not joins or sum(each.seats for each in [*self.running, request]) > most:
+        if not self.running:
+            self._may_join = 1 if policy == "naive" else len(self.waiting)
+        num_seqs = 0
+        for each in (*self.running, request):  # a sample that has ended needs no place any more
+            num_seqs += max(len(each.live), each.sampling.beam_width)
+        if num_seqs > most:
+            self._may_join = 0  # the batch is full
+        if num_seqs > most or (policy != "continuous" and self._may_join <= 0):
             return False
         if request.common is None:
             tokens, size, logprobs = request.common_tokens(), self.memory.block_size, request.prompt_logprobs
@@ -180,7 +170,7 @@ class Scheduler:
             return False
         self.running.append(self.waiting.popleft())
         self._may_join -= 1
-        request.num_common, request.common = len(request.common), None
+        request.num_common, request.common = len(request.common.tokens), None
         if request.num_cached_tokens is None:
             request.num_cached_tokens = cached
         return True

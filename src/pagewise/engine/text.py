@@ -59,8 +59,7 @@ class Text:
         last, pending = last or token is None, self._pending if token is None else [*self._pending, token]
         if pending and not self.stopped:
             self._held += self._advance(pending, last)
-        if token is not None:
-            self._min_tokens -= 1
+        self._min_tokens -= token is not None
         length = len(self._held)
         if self._stop and self._min_tokens < 0:
             found = [at for at in map(self._held.find, self._stop) if at >= 0]

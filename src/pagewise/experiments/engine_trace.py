@@ -66,7 +66,7 @@ class Watch:
         found: dict[int, int] = {}
         shared: set[int] = set()
         for request in self._llm.scheduler.running:
-            for sequence in request.in_memory():
+            for sequence in request.live if request.forked else request.live[:1]:
                 table = sequence.block_table
                 own = [block for block in table if manager.ref_count(block) == 1]
                 shared |= set(table) - set(own)

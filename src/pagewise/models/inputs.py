@@ -53,24 +53,22 @@ def check_inputs(
         raise ValueError(
             f"attend.sliding_window must be {sliding_window}, the model's, got {applied}: the engine's attention has it"
         )
-    _check_range("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")
+    ranges = [("token_ids", token_ids, "vocab_size", vocab_size, "were they made by this model's tokenizer?")]
     if num_positions is not None:
-        _check_range("positions", positions, "max_position_embeddings", num_positions, "the model has no others")
+        ranges.append(("positions", positions, "max_position_embeddings", num_positions, "the model has no others"))
     if logits_for is not None:
         check_tensor("logits_for", logits_for, "n", dtypes=(torch.int64,))
         if logits_for.device != token_ids.device:
             check_same("device", token_ids=token_ids, logits_for=logits_for)
-        _check_range("logits_for", logits_for, "T", token_ids.shape[1], "it counts the tokens of this call")
+        ranges.append(("logits_for", logits_for, "T", token_ids.shape[1], "it counts the tokens of this call"))
+    for name, ids, bound, below, hint in ranges:
+        if ids.device.type == "cpu" and ids.numel():
+            low, high = map(int, ids.aminmax())
+            if low < 0 or high >= below:
+                raise ValueError(f"{name} must be in [0, {bound} = {below}), got {low} … {high}: {hint}")
 
 
 def check_attended(out: Tensor, q: Tensor) -> None:
     """`attend` must return one row per query, of q's shape [B, H, T, D] and dtype."""
     check_tensor("what attend returned", out, "B H T D", dtypes=(q.dtype,))
     check_shape("what attend returned", out, q.shape, "B H T D")
-
-
-def _check_range(name: str, ids: Tensor, bound: str, below: int, hint: str) -> None:
-    if ids.device.type == "cpu" and ids.numel():
-        low, high = map(int, ids.aminmax())
-        if low < 0 or high >= below:
-            raise ValueError(f"{name} must be in [0, {bound} = {below}), got {low} … {high}: {hint}")

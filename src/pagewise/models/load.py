@@ -47,7 +47,7 @@ class ByteTokenizer:
 
     def decode(self, ids: Iterable[int] | Int[Tensor, " n"], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids` up to 255; bytes that are not UTF-8 become "�". Transformers has `skip_special_tokens`."""
-        return bytes([i for i in map(int, ids) if i < 256]).decode(errors="replace")
+        return bytes(filter((256).__gt__, map(int, ids))).decode(errors="replace")
 
 
 def load_model(

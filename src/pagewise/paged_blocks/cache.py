@@ -8,16 +8,15 @@ block_table[i // P] at offset i % P; slot = block · P + offset names the place 
             V [N, Hkv, D, P]                threads with neighbouring keys read neighbouring addresses (lesson 5)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from pagewise.paged_blocks.write import kv_writer, write_kv_cache
+from pagewise.paged_blocks.write import write_kv_cache
 from pagewise.tools.checks import FLOAT8, FLOATS, check_count, check_counts, check_same, check_shape, check_tensor
-from pagewise.tools.device import choose_backend
 from pagewise.tools.sizes import cdiv
 
 
@@ -92,16 +91,6 @@ class PagedKVCache:
             self._check_layer(layer)
         how = {"k_scale": k_scale, "v_scale": v_scale, "check": check, "backend": backend}
         write_kv_cache(self.k[layer], self.v[layer], slots, k, v, **how)
-
-    def writer(
-        self, slots: Int64[Tensor, " T"], *, k_scale: float = 1.0, v_scale: float = 1.0
-    ) -> Callable[[int, Tensor, Tensor], None]:
-        """Return write(layer, k, v), which is `write` into these slots without checks.
-
-        All layers of an engine's step write into the same slots, which are looked at once.
-        """
-        backend = choose_backend("auto", slots.device)
-        return kv_writer(self.k, self.v, slots, k_scale=float(k_scale), v_scale=float(v_scale), backend=backend)
 
     def gather(
         self, layer: int, block_table: Sequence[int] | Int64[Tensor, " M"], length: int

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, TokenBlocks
 from pagewise.tools.checks import check_count, check_counts
-from pagewise.tools.sizes import cdiv
 
 
 class OutOfBlocks(RuntimeError):
@@ -68,14 +67,14 @@ class BlockPool:
 
         Cached blocks are shared. Raises OutOfBlocks if fewer than `spare` blocks would stay free.
         """
-        P, num_tokens, prefix = self.block_size, len(tokens), ROOT
+        P, num_tokens, prefix = self.block_size, len(tokens.tokens), ROOT
         table: list[int] = []
         revived = 0  # blocks that are free now, but not for new content
         for prefix in self._cache.chain(tokens):
             block = next(iter(prefix.blocks))
             table.append(block)
             revived += self._ref_counts[block] == 0
-        hits, num_blocks = len(table), cdiv(num_tokens, P)
+        hits, num_blocks = len(table), -(-num_tokens // P)  # rounded up
         free = self.num_free_blocks - revived - spare
         if num_blocks - hits > free:
             raise self._lack(num_blocks - hits, free, f"a prompt of {num_tokens} tokens")

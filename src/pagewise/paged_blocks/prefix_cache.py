@@ -51,9 +51,6 @@ class TokenBlocks:
     block_size: int
     _blocks: list[tuple[tuple[int, ...], bytes]] = field(default_factory=list)  # tokens and digest of the first blocks
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
     def block(self, i: int) -> tuple[tuple[int, ...], bytes]:
         """Return the tokens of full block i, and the digest of everything up to its end."""
         while len(self._blocks) <= i:
@@ -88,7 +85,7 @@ class PrefixCache:
     def chain(self, tokens: TokenBlocks) -> list[Prefix]:
         """Return the longest chain of cached prefixes that leaves at least the last token to compute."""
         found = [ROOT]
-        for i in range((len(tokens) - 1) // tokens.block_size if self.by_block else 0):
+        for i in range((len(tokens.tokens) - 1) // tokens.block_size if self.by_block else 0):
             prefix = self.find(found[-1], *tokens.block(i))
             if prefix is None:
                 break
@@ -108,7 +105,7 @@ class PrefixCache:
         if prefix is None:
             self._numbers += 1
             prefix = self._by_digest[digest] = Prefix(self._numbers, digest, parent.number, tokens)
-        if not prefix.continues(parent, tokens):
+        elif not prefix.continues(parent, tokens):
             return None
         prefix.blocks[block] = None
         self.by_block[block] = prefix

@@ -118,7 +118,11 @@ def kv_writer(
     v_scale: float,
     backend: Literal["torch", "triton"],
 ) -> Callable[[int, Tensor, Tensor], None]:
-    """See `PagedKVCache.writer`. The caches are those of all layers."""
+    """Return write(layer, k, v), which is `PagedKVCache.write` into these slots without checks.
+
+    The caches are those of all layers. All layers of an engine's step write into the same slots, which are looked at
+    once. On a CPU kernels/paged_blocks.cpp writes what it can read, and torch the rest.
+    """
     if backend == "triton":
 
         def launch_for(layer: int, k: Tensor, v: Tensor) -> None:
@@ -126,9 +130,21 @@ def kv_writer(
 
         return launch_for
     in_torch = functools.partial(_writer_in_torch, k_caches, v_caches, slots, k_scale, v_scale)
-    if is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots):
-        return _writer_in_cpp(k_caches, v_caches, slots, in_torch)
-    return in_torch()
+    if not (is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)):
+        return in_torch()
+    (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
+    kernel, shape = _library()["write", dtype], (len(slots), *sizes)
+
+    def write(layer: int, k: Tensor, v: Tensor) -> None:
+        for x in (k, v):
+            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1:
+                in_torch()(layer, k, v)
+                return
+        for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):
+            places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3])
+            kernel(*places, slots.data_ptr(), *shape, P)
+
+    return write
 
 
 def _writer_in_torch(
@@ -169,25 +185,6 @@ def _fits(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> bool:
         return False
     low, high = slots.aminmax() if len(slots) else (-1, -1)
     return low >= -1 and high < k_cache.shape[0] * k_cache.shape[1] and slots.is_contiguous()
-
-
-def _writer_in_cpp(
-    k_caches: Sequence[Tensor] | Tensor, v_caches: Sequence[Tensor] | Tensor, slots: Tensor, in_torch: Callable
-) -> Callable[[int, Tensor, Tensor], None]:
-    """Return a writer by the kernel, which leaves to the writer `in_torch()` what it cannot read."""
-    (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
-    kernel, shape = _library()["write", dtype], (len(slots), *sizes)
-
-    def write(layer: int, k: Tensor, v: Tensor) -> None:
-        for x in (k, v):
-            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1:
-                in_torch()(layer, k, v)
-                return
-        for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):
-            places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3])
-            kernel(*places, slots.data_ptr(), *shape, P)
-
-    return write
 
 
 @torch.library.custom_op("pagewise::write_kv_cache", mutates_args=("k_cache", "v_cache"))
