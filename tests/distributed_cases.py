@@ -170,10 +170,10 @@ def events_of(case):
         wait = send(outgoing, incoming, group, name)
         return lambda: (events.append("wait"), wait())[1]
 
-    def noted_attend(q, k, v, **options):
+    def noted_attend(q, k, v, options):
         T, S = q.shape[2], k.shape[2]
-        events.append(int(torch.ones(T, S).tril(S - T).sum()) if options["causal"] else T * S)
-        return attend(q, k, v, **options)
+        events.append(int(torch.ones(T, S).tril(S - T).sum()) if options.causal else T * S)
+        return attend(q, k, v, options)
 
     ring.send_to_next, ring.attend_to_block = noted_send, noted_attend
     try:

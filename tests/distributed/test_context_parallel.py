@@ -223,20 +223,30 @@ def test_equal_inputs_give_equal_bits(pools):
     torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
+def total(sent):
+    return sum(each.bytes for each in sent)
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_bytes_that_travel_are_those_of_the_formulas(count, pools):
     for order in ("zigzag", "contiguous"):
         case = Case(13, 18, order=order, dtype=torch.bfloat16)
         for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
-            assert forward == ring_bytes(case.sizes, count, rank, order)
-            assert backward == ring_bytes(case.sizes, count, rank, order, backward=True)
+            assert total(forward) == ring_bytes(case.sizes, count, rank, order)
+            assert total(backward) == ring_bytes(case.sizes, count, rank, order, backward=True)
+            keys, gradients = "keys and values", "gradients of keys and values"
+            assert [each.name for each in forward] == [keys] * (count - 1)
+            assert [each.name for each in backward] == [keys, gradients] * (count - 1) + [gradients] * (count > 1)
     case = Case(13, 18, 4 * count, 2 * count, order=None, dtype=torch.float32)
     for rank, (forward, backward) in enumerate(pools[count].run(sent_in, case)):
-        assert forward == all_to_all_bytes(case.sizes, count, rank)
-        assert sorted(backward) == sorted(all_to_all_bytes(case.sizes, count, rank, backward=True))
+        assert total(forward) == all_to_all_bytes(case.sizes, count, rank)
+        assert total(backward) == all_to_all_bytes(case.sizes, count, rank, backward=True)
+        assert [each.name for each in forward] == ["q, k and v", "out"]
+        assert [each.name for each in backward] == ["gradient of out", "gradient of q, k and v"]
     case = DecodeCase(((3, 9),) * count, T=2, dtype=torch.float16)
     sizes = Case(2, 9, case.H, case.Hkv, dtype=torch.float16).sizes
-    assert pools[count].run(sent_in_decode, case) == [decode_bytes(sizes, count)] * count
+    for sent in pools[count].run(sent_in_decode, case):
+        assert [tuple(each) for each in sent] == [("out and lse", decode_bytes(sizes, count))]
 
 
 def pairs_by_step(events):
@@ -360,7 +370,7 @@ REFUSALS = [  # a function, its wrong arguments, the error of process 0 and of p
     (all_to_all_attention, {"of_one": {"q": zeros(1, 2, 9, 8)}}, "[6, 6] tokens of 12, got [3, 9]", None),
     (decode_attention, {"window": 3}, "decode_attention has no window: leave it out, or use all_to_all", None),
     (decode_attention, {"of_one": ONE_HEAD}, "Hkv must be the same in every process, got 2, 1", None),
-    (decode_attention, GRADIENT, "decode has no gradient", None),
+    (decode_attention, GRADIENT, "decode over processes has no backward: use ring_attention", None),
     (decode_attention, {"of_one": {"q": zeros(1, 2, 1, 8)}}, "the shape of q must be the same in every process", None),
     (decode_attention, {"of_one": {"q": 1 + zeros(1, 2, 3, 8)}}, "q must be the same in every process, got CRC ", None),
     (decode_attention, {"of_one": TOO_MANY}, "process 1 refuses its arguments: seq_lens must be", "seq_lens must"),
@@ -381,6 +391,7 @@ def test_arguments_that_do_not_fit_are_refused_in_every_process_and_no_process_w
         assert issubclass(error_of_one, ValueError | TypeError), (function, wrong)
         assert of_zero in message
         assert (of_one or of_zero) in message_of_one
+        assert of_one is None or "refuses its arguments" not in message_of_one  # its own error
 
 
 def test_an_error_of_one_process_before_the_exchange_is_heard_by_every_process(pools):

@@ -176,6 +176,7 @@ def test_a_process_reads_only_its_own_slices_of_a_checkpoint(architecture, tmp_p
         for name, weight in right.state_dict().items():
             assert share.state_dict()[name].equal(weight), name
             assert share.state_dict()[name].stride() == weight.stride(), name
+            assert weight.is_contiguous() == whole.state_dict()[name].is_contiguous(), name
         assert sum(numbers) == sum(weight.numel() for weight in share.state_dict().values())
 
 

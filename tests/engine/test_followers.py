@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from test_model_runner import captured_graphs  # noqa: F401  the fixture `captur
 from pagewise.distributed import Processes
 from pagewise.engine import LLM, SamplingParams, config, leader
 from pagewise.engine.__main__ import main
+from pagewise.engine.batch import Batch
 from pagewise.engine.command_line import add_engine_options
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.model_runner import DecodeGraphs
@@ -246,6 +248,18 @@ def test_a_closed_engine_says_so(in_threads):
     assert not llm.has_unfinished
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), ValueError("no")], ids=repr)
+def test_an_exit_or_an_error_in_the_middle_of_a_step_gives_the_group_up(error):
+    group, sent = leader.Leader.__new__(leader.Leader), []
+    group.what, group.lost, group._pid, group._processes, group._folder = "context = 2", "", os.getpid(), {}, ""
+    group._team = type("Team", (), {"send": sent.append, "leave": lambda: None})
+    batch = Batch([], *[torch.zeros(1)] * 7, copies=[(1, 2)])
+    with pytest.raises(SystemExit if isinstance(error, SystemExit) else GroupLost), group.step(batch):
+        raise error
+    assert group.lost == f"process 0 of context = 2 raised {type(error).__name__}: {error}: make a new LLM"
+    assert [copies for copies, _ in sent] == [[(1, 2)]]  # no message ends followers that are in the middle of a step
+
+
 def test_an_engine_that_nobody_holds_ends_its_followers(in_threads):
     llm = LLM(llama(), num_blocks=8, tensor_parallel=2)
     (thread,) = in_threads
@@ -350,7 +364,7 @@ def test_after_the_first_engine_of_torchrun_there_is_no_second(monkeypatch):
         LLM(llama(), num_blocks=8, tensor_parallel=2)
 
 
-@pytest.mark.parametrize(("folder", "left"), [(None, [True]), ("folder", [])], ids=["torchrun", "own followers"])
+@pytest.mark.parametrize(("folder", "left"), [("", [True]), ("folder", [])], ids=["torchrun", "own followers"])
 def test_only_an_engine_of_torchruns_processes_lets_them_exit(folder, left, tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(leader, "has_left", [])
@@ -429,9 +443,11 @@ def test_the_process_that_failed_first_is_named_and_not_those_that_lost_their_co
     monkeypatch.setattr(leader, "GRACE", 0.1)
     group = leader.Leader.__new__(leader.Leader)
     group.what, group._limit, group._in_step = "tensor_parallel = 3", 3.0, True
-    ways = {"join": lambda: None, "kill": lambda: None}
-    group._processes = {rank: type("Process", (), {"exitcode": code, **ways}) for rank, code in codes.items()}
-    group._folder = None
+    ways = {"__init__": lambda self: None, "join": lambda self, seconds=None: None, "kill": lambda self: None}
+    group._processes = {
+        rank: type("Process", (BaseProcess,), {"exitcode": code, **ways})() for rank, code in codes.items()
+    }
+    group._folder = ""
     group._team = type("Team", (), {"count": 3, "reports": lambda: reports, "leave": lambda: None})
     assert str(group._given_up(error)) == f"{message}: make a new LLM"
 

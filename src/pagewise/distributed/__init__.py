@@ -1,14 +1,8 @@
 """Many GPUs: attention over a sequence that is spread over the processes of a group (lesson 10).
 
-processes       `Processes`, which runs a function on n processes from a notebook cell
-communication   every transfer between processes, and the count of its bytes
-sequence        shares of a sequence, contiguous and zigzag
-ring            `ring_attention`: keys and values travel from process to process
-all_to_all      `all_to_all_attention`: processes exchange heads for tokens
-decode          `decode_attention` and `merge_over_processes`: results travel
-counted         bytes of each method and pairs of each process, as formulas
-tensor_parallel each process computes some heads and columns of every layer of a model
-team            the groups of the processes of one engine, and the messages between them
+sequence, ring, all_to_all and decode share the tokens of a sequence, and counted has formulas of what they send. In
+tensor_parallel, processes share the layers of a model. All transfers are in communication. The processes are those of
+torchrun, of `Processes` in a notebook, or of a team, which serves lesson 9's engine.
 """
 
 from pagewise.distributed.all_to_all import all_to_all_attention

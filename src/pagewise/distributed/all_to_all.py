@@ -8,14 +8,11 @@ not need each other. So the processes exchange:
 An exchange moves numbers and does not change them, so its gradient is the opposite exchange. Jacobs et al. 2023.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pagewise.distributed import communication
-from pagewise.distributed.communication import Group, all_to_all
+from pagewise.distributed.communication import Group, all_to_all, compare, compare_backward, described_options, group_of
 from pagewise.distributed.sequence import checked_lengths
 from pagewise.flash_attention import flash_attention
 from pagewise.options import ScoreOptions
@@ -50,36 +47,31 @@ def all_to_all_attention(
     Raises:
         ValueError, TypeError, RuntimeError: as `ring_attention`.
     """
-    group = communication.group_of(group)
+    group = group_of(group)
     rank, count = group.rank(), group.size()
 
     def describe() -> dict[str, object]:
         options = ScoreOptions(scale, causal, window, softcap, alibi_slopes)
-        described = communication.described_options(q, k, v, options)
-        if k.shape[1] % count:
-            raise ValueError(
-                f"k has Hkv = {k.shape[1]} heads, and {count} processes cannot share them equally: "
-                f"use ring_attention, which takes any number of heads, or a group whose size divides {k.shape[1]}"
-            )
+        described = described_options(q, k, v, options)
+        if (Hkv := k.shape[1]) % count:
+            remedy = f"use ring_attention, which takes any number of heads, or a group whose size divides {Hkv}"
+            raise ValueError(f"k has Hkv = {Hkv} heads, and {count} processes cannot share them equally: {remedy}")
         return described
 
-    everyone = communication.compare("all_to_all_attention", group, describe, may_differ=["T", "S"], check=check)
+    everyone = compare("all_to_all_attention", group, describe, may_differ=["T", "S"], check=check)
     of_queries = checked_lengths("q", [theirs["T"] for theirs in everyone], "contiguous")
     of_keys = checked_lengths("k and v", [theirs["S"] for theirs in everyone], "contiguous")
 
-    def heads_to_tokens(x: Tensor, lengths: list[int]) -> tuple[Sequence[Tensor], list[tuple[int, ...]]]:
-        pieces = x.chunk(count, dim=1)  # all heads but H / n are given away, for the other processes' tokens of these
-        return pieces, [(*pieces[0].shape[:2], length, x.shape[3]) for length in lengths]
-
-    arrived = all_to_all(
-        group, q=heads_to_tokens(q, of_queries), k=heads_to_tokens(k, of_keys), v=heads_to_tokens(v, of_keys)
-    )
-    q, k, v = (torch.cat(parts, dim=2) for parts in arrived)
+    # all heads but H / n are given away, for the other processes' tokens of these heads
+    pieces = [piece for each in zip(*(x.chunk(count, dim=1) for x in (q, k, v)), strict=True) for piece in each]
+    lengths = [length for each in zip(of_queries, of_keys, of_keys, strict=True) for length in each]
+    shapes = [(*piece.shape[:2], length, q.shape[3]) for piece, length in zip(pieces, lengths, strict=True)]
+    arrived = all_to_all(pieces, shapes, group, "q, k and v")
+    q, k, v = (torch.cat(arrived[i::3], dim=2) for i in range(3))
     slopes = None if alibi_slopes is None else alibi_slopes.chunk(count)[rank]  # of the heads that this process has
-    how = {"scale": everyone[rank]["scale"], "window": window, "softcap": softcap, "alibi_slopes": slopes}
-    out = flash_attention(q, k, v, causal=causal, **how)
+    scale = everyone[rank]["scale"]
+    out = flash_attention(q, k, v, causal=causal, scale=scale, window=window, softcap=softcap, alibi_slopes=slopes)
     pieces = out.split(of_queries, dim=2)  # all tokens but a share are given away, for the other heads of that share
-    (parts,) = all_to_all(group, out=(pieces, [pieces[rank].shape] * count))
-    out = torch.cat(parts, dim=1)
-    communication.compare_backward("all_to_all_attention", group, out, check)
+    out = torch.cat(all_to_all(pieces, [pieces[rank].shape] * count, group, "out"), dim=1)
+    compare_backward("all_to_all_attention", group, out, check)
     return out

@@ -51,18 +51,16 @@ def _count(name: str, num_bytes: int) -> None:
 def group_of(group: Group) -> dist.ProcessGroup:
     """Return the group itself. None: all processes. Raise RuntimeError or TypeError if there is no such group."""
     if group is None and not dist.is_initialized():
-        raise RuntimeError(
-            "there is no group of processes: start the program with torchrun and call "
-            "torch.distributed.init_process_group(), or use pagewise.distributed.Processes"
-        )
+        remedy = "start the program with torchrun and call torch.distributed.init_process_group()"
+        raise RuntimeError(f"there is no group of processes: {remedy}, or use pagewise.distributed.Processes")
     group = dist.group.WORLD if group is None else group
     if not isinstance(group, dist.ProcessGroup):  # new_group gives an int to a process outside the group
-        raise TypeError(
-            f"group must be None or a torch.distributed.ProcessGroup that this process belongs to, got {group!r}"
-        )
+        said = "None or a torch.distributed.ProcessGroup that this process belongs to"
+        raise TypeError(f"group must be {said}, got {group!r}")
     return group
 
 
+@unseen_by_compiler
 def compare(
     function: str,
     group: dist.ProcessGroup,
@@ -82,28 +80,21 @@ def compare(
     """
     if check is False:
         return [describe()] * group.size()
-    return _compared(function, group, describe, may_differ, check)
-
-
-@unseen_by_compiler
-def _compared(function, group, describe, may_differ, check):
-    refusal = None
     try:
         check_flag("check", True if check is None else check)
-        mine: dict[str, Any] | str = {"function": function, **describe()}
+        mine: dict[str, Any] | Exception = {"function": function, **describe()}
     except Exception as error:  # it may have no memory for the result
-        mine, refusal = str(error), error
+        mine = error
     everyone: list[Any] = [None] * group.size()
     try:
         with torch._C._DisableFuncTorch():  # torch.func, which would wrap the tensors of this exchange
-            dist.all_gather_object(everyone, mine, group)
+            dist.all_gather_object(everyone, str(mine) if isinstance(mine, Exception) else mine, group)
     except RuntimeError as error:
         who = f"process {' and '.join(absent)}" if (absent := _absent(group)) else "another process"
-        raise RuntimeError(
-            f"{function}: {who} has ended, or did not call it within the time limit of the group"
-        ) from error
-    if refusal is not None:
-        raise refusal
+        said = f"{who} has ended, or did not call it within the time limit of the group"
+        raise RuntimeError(f"{function}: {said}") from error
+    if isinstance(mine, Exception):
+        raise mine
     for rank, theirs in enumerate(everyone):
         if isinstance(theirs, str):
             raise ValueError(f"process {rank} refuses its arguments: {theirs}")
@@ -134,12 +125,8 @@ def _absent(group: dist.ProcessGroup) -> list[str]:
 
 def compare_backward(function: str, group: dist.ProcessGroup, out: Tensor, check: bool | None) -> None:
     """Let the processes compare that they begin the backward pass of `function`, whose result is `out`."""
-
-    def compare_first(_: object) -> None:
-        compare(f"the backward of {function}", group, dict)
-
-    if out.grad_fn is not None and check is not False:
-        out.grad_fn.register_prehook(compare_first)
+    if out.grad_fn is not None and check is not False:  # None: the gradients are not replaced
+        out.grad_fn.register_prehook(lambda _: compare(f"the backward of {function}", group, dict) and None)
 
 
 def refuse_options(function: str, **options: object) -> None:
@@ -151,10 +138,8 @@ def refuse_options(function: str, **options: object) -> None:
 def described_options(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> dict[str, Any]:
     """Check the arguments of attention over processes, and return the description of them for `compare`."""
     if isinstance(q, Tensor) and q.dim() == 3:
-        raise ValueError(
-            "q must be [B, H, T, D], and packed sequences are [total_q, H, D]: give whole sequences to each process, "
-            "and call flash_attention_varlen there"
-        )
+        remedy = "give whole sequences to each process, and call flash_attention_varlen there"
+        raise ValueError(f"q must be [B, H, T, D], and packed sequences are [total_q, H, D]: {remedy}")
     check_qkv(q, k, v)
     if any(x.layout != torch.strided for x in (q, k, v)):
         raise ValueError("q, k and v must be dense tensors: convert them with .to_dense()")
@@ -170,23 +155,19 @@ def described_options(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) ->
 
 
 def send_to_next(outgoing: Tensor, incoming: Tensor, group: dist.ProcessGroup, name: str) -> Callable[[], Tensor]:
-    """Start to send `outgoing` to process r + 1 and to fill `incoming` from process r − 1.
+    """Start to send `outgoing` to process r + 1 and to fill `incoming` from process r − 1. Both are contiguous.
 
     Return a function that waits for both transfers and returns `incoming`. Before that call, `outgoing` must not be
     written and `incoming` must not be read.
     """
-    rank, count = group.rank(), group.size()
     _count(name, outgoing.nbytes)
-    # torch's batch_isend_irecv does the same, but only for groups that torch.distributed has registered
-    if outgoing.is_cuda:
-        group._start_coalescing(outgoing.device)
-    works = [group.send([outgoing], (rank + 1) % count, 0), group.recv([incoming], (rank - 1) % count, 0)]
-    if outgoing.is_cuda:
-        works = [group._end_coalescing(outgoing.device)]
+    sent, received = [0] * group.size(), [0] * group.size()
+    sent[(group.rank() + 1) % group.size()], received[group.rank() - 1] = outgoing.nbytes, incoming.nbytes
+    # torch's ring uses the same collective. Its batch_isend_irecv knows only groups that torch.distributed registered
+    work = dist.all_to_all_single(as_bytes(incoming), as_bytes(outgoing), received, sent, group, async_op=True)
 
     def wait() -> Tensor:
-        for work in works:
-            work.wait()
+        work.wait()
         return incoming
 
     return wait
@@ -205,36 +186,31 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
 
 
-def all_to_all(group: Any, **exchanges: tuple[Sequence[Tensor], Sequence[Sequence[int]]]) -> list[Sequence[Tensor]]:
-    """Send pieces[r] to process r, for all r, in each of several exchanges (pieces, shapes of the pieces that arrive).
+def all_to_all(pieces: Sequence[Tensor], shapes: Sequence[Sequence[int]], group: Any, name: str) -> Sequence[Tensor]:
+    """Exchange tensors: with n processes, each n-th part of `pieces` is for one process, in the order of the ranks.
 
-    Return the pieces from each process, for each exchange. The gradients travel back, and all of them do if one does:
-    the processes need not want the gradients of the same tensors.
+    Return the pieces from all processes, in the same order. They have the dtype of `pieces`, and these shapes. The
+    gradients travel back, and all of them do if one does: the processes need not want those of the same tensors.
     """
-    count, pieces = group.size(), [piece for outgoing, _ in exchanges.values() for piece in outgoing]
-    arrived = _AllToAll.apply(group, {name: shapes for name, (_, shapes) in exchanges.items()}, *pieces)
-    return [arrived[start : start + count] for start in range(0, len(arrived), count)]
+    return _AllToAll.apply(group, name, shapes, *pieces)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, exchanges, *pieces):
-        ctx.group, ctx.back, arrived = group, {}, []
-        for i, (name, shapes) in enumerate(exchanges.items()):
-            outgoing = pieces[i * group.size() : (i + 1) * group.size()]
-            ctx.back[f"gradient of {name}"] = [piece.shape for piece in outgoing]
-            sent = [piece.nbytes for piece in outgoing]
-            received = [torch.Size(shape).numel() * outgoing[0].itemsize for shape in shapes]
-            _count(name, sum(sent) - sent[group.rank()])
-            incoming = torch.empty(sum(received), dtype=torch.uint8, device=outgoing[0].device)
-            dist.all_to_all_single(incoming, torch.cat([*map(as_bytes, outgoing)]), received, sent, group)
-            parts = zip(incoming.split(received), shapes, strict=True)
-            arrived += [part.view(outgoing[0].dtype).view(shape) for part, shape in parts]
-        return tuple(arrived)
+    def forward(ctx, group, name, shapes, *pieces):
+        ctx.exchange = group, f"gradient of {name}", [piece.shape for piece in pieces]
+        dtype, number = pieces[0].dtype, len(pieces) // group.size()  # of the pieces for each process
+        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape in shapes]
+        received = [sum(sizes[i : i + number]) for i in range(0, len(sizes), number)]
+        sent = [sum(piece.nbytes for piece in pieces[i : i + number]) for i in range(0, len(pieces), number)]
+        _count(name, sum(sent) - sent[group.rank()])
+        incoming = torch.empty(sum(sizes), dtype=torch.uint8, device=pieces[0].device)
+        dist.all_to_all_single(incoming, torch.cat([*map(as_bytes, pieces)]), received, sent, group)
+        return tuple(part.view(dtype).view(shape) for part, shape in zip(incoming.split(sizes), shapes, strict=True))
 
     @staticmethod
     def backward(ctx, *gradients):
-        return None, None, *_AllToAll.apply(ctx.group, ctx.back, *gradients)
+        return None, None, None, *_AllToAll.apply(*ctx.exchange, *gradients)
 
 
 def all_reduce(x: Tensor, group: Any, name: str) -> Tensor:

@@ -1,20 +1,13 @@
 """The bytes that each method sends and the pairs that each process computes, as formulas (lesson 10).
 
-For n processes with equal shares, and b bytes per number, each process sends
-
-    ring, forward      n − 1 times   2 · B · Hkv · S/n · D · b                   k and v of one share
-    ring, backward     the same, and n times the gradients of k and v of one share, in float32
-    all-to-all         (n − 1)/n · B · (2 H · T/n + 2 Hkv · S/n) · D · b         q, out, k and v
-    decode             (n − 1) · B · H · T · (D + 1) · 4                         independent of S
-
-The functions below are exact for unequal shares, too. `count_bytes` counts what is really sent.
+With n equal shares and b bytes per number, a process sends 2 (n − 1)/n · B · Hkv · S · D · b in the ring's forward, and
+2 (n − 1)/n² · B · (H · T + Hkv · S) · D · b in all-to-all. `count_bytes` counts what is really sent.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from pagewise.distributed.communication import Sent
 from pagewise.distributed.sequence import Order, positions, share_lengths
 
 
@@ -30,37 +23,31 @@ class Sizes(NamedTuple):
     itemsize: int
 
 
-def ring_bytes(sizes: Sizes, count: int, rank: int, order: Order = "zigzag", *, backward: bool = False) -> list[Sent]:
-    """Return what process `rank` of `count` sends in `ring_attention`, in the order of the transfers.
+def ring_bytes(sizes: Sizes, count: int, rank: int, order: Order = "zigzag", *, backward: bool = False) -> int:
+    """Return the bytes that process `rank` of `count` sends in `ring_attention`, in the forward or in the backward.
 
-    In step i it passes on the share of process rank − i. In the backward pass, gradients follow one step later.
+    It passes on all shares but that of the next process, and in the backward also the gradients of all shares.
     """
-    lengths = share_lengths(sizes.S, count, order)
-    numbers = [2 * sizes.B * sizes.Hkv * lengths[(rank - step) % count] * sizes.D for step in range(count)]
-    keys = [Sent("keys and values", number * sizes.itemsize) for number in numbers[:-1]]
-    if not backward or count == 1:
-        return keys
-    gradients = [Sent("gradients of keys and values", number * max(4, sizes.itemsize)) for number in numbers]
-    both = [sent for step in zip(keys, gradients, strict=False) for sent in step]
-    return [*both, gradients[-1]]
+    of_next = share_lengths(sizes.S, count, order)[(rank + 1) % count]
+    gradients = sizes.S * max(4, sizes.itemsize) if backward and count > 1 else 0
+    return 2 * sizes.B * sizes.Hkv * sizes.D * ((sizes.S - of_next) * sizes.itemsize + gradients)
 
 
-def all_to_all_bytes(sizes: Sizes, count: int, rank: int, *, backward: bool = False) -> list[Sent]:
-    """Return what process `rank` of `count` sends in `all_to_all_attention`, tensor by tensor."""
+def all_to_all_bytes(sizes: Sizes, count: int, rank: int, *, backward: bool = False) -> int:
+    """Return the bytes that process `rank` of `count` sends in `all_to_all_attention`, forward or backward."""
     B, H, Hkv, T, S, D, itemsize = sizes
-    found = []
-    for name, heads, tokens in (("q", H, T), ("k", Hkv, S), ("v", Hkv, S), ("out", H, T)):
+
+    def given_away(heads: int, tokens: int, *, own_heads: bool) -> int:
         share = share_lengths(tokens, count, "contiguous")[rank]
-        gives_tokens = (name == "out") != backward  # of its own heads. Else it gives heads of its own tokens
-        numbers = heads // count * (tokens - share) if gives_tokens else (heads - heads // count) * share
-        found.append(Sent(f"gradient of {name}" if backward else name, B * numbers * D * itemsize))
-    return found
+        return heads // count * (tokens - share) if own_heads else (heads - heads // count) * share
+
+    qkv = given_away(H, T, own_heads=backward) + 2 * given_away(Hkv, S, own_heads=backward)
+    return B * D * itemsize * (qkv + given_away(H, T, own_heads=not backward))
 
 
-def decode_bytes(sizes: Sizes, count: int) -> list[Sent]:
-    """Return what each of `count` processes sends in `decode_attention`: its out and lse, to every other process."""
-    B, H, _, T, _, D, itemsize = sizes
-    return [Sent("out and lse", (count - 1) * B * H * T * (D + 1) * max(4, itemsize))]
+def decode_bytes(sizes: Sizes, count: int) -> int:
+    """Return the bytes that each of `count` processes sends in `decode_attention`: out and lse, to every other one."""
+    return (count - 1) * sizes.B * sizes.H * sizes.T * (sizes.D + 1) * max(4, sizes.itemsize)
 
 
 def visible_pairs(T: int, S: int, count: int, *, causal: bool = True, order: Order = "zigzag") -> list[list[int]]:

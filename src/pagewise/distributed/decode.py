@@ -18,7 +18,7 @@ from pagewise.online_softmax import merge_attention
 from pagewise.options import ScoreOptions
 from pagewise.tools.checks import check_flag, check_qkv, check_same, check_shape
 from pagewise.tools.device import looks
-from pagewise.tools.transforms import derivative_of
+from pagewise.tools.transforms import check_derivative
 
 
 def decode_attention(
@@ -59,7 +59,7 @@ def decode_attention(
     def describe() -> dict[str, object]:
         check_qkv(q, k, v)
         check_flag("return_lse", return_lse)
-        _refuse_gradient(q, k, v)
+        check_derivative("decode over processes", q, k, v, remedy="ring_attention")
         refuse_options("decode_attention", window=window, alibi_slopes=alibi_slopes)
         how = {"seq_lens": seq_lens, "scale": scale, "softcap": softcap, "check": check}
         results[:] = flash_decoding(q, k, v, **how, return_lse=True)
@@ -68,7 +68,7 @@ def decode_attention(
             shapes["q"] = f"CRC {zlib.crc32(q.detach().cpu().contiguous().view(torch.uint8).numpy())}"
         return {**shapes, "the dtype": q.dtype, "scale": ScoreOptions(scale).scale_for(q.shape[3]), "softcap": softcap}
 
-    compare("decode_attention", group, describe, check=checks)
+    compare("decode_attention", group, describe) if checks else describe()
     out, lse = _merged(*results, group)
     return (out, lse) if return_lse else out
 
@@ -96,10 +96,10 @@ def merge_over_processes(
                 raise TypeError(f"{name} must be a tensor of floating-point numbers, got {got}")
         check_shape("lse", lse, out.shape[:-1], "...")
         check_same("device", out=out, lse=lse)
-        _refuse_gradient(out, lse)
+        check_derivative("decode over processes", out, lse, remedy="ring_attention")
         return {"the shape of out": [*out.shape], "the dtype of out": out.dtype, "the dtype of lse": lse.dtype}
 
-    compare("merge_over_processes", group, describe, check=_compares(check, out))
+    compare("merge_over_processes", group, describe) if _compares(check, out) else describe()
     return _merged(out, lse, group)
 
 
@@ -113,10 +113,3 @@ def _merged(out: Tensor, lse: Tensor, group: dist.ProcessGroup) -> tuple[Tensor,
     gathered = all_gather(packed, group, "out and lse")  # [n, ..., D + 1]
     merged, merged_lse = merge_attention(gathered[..., :-1], gathered[..., -1])
     return merged.to(out.dtype), merged_lse.to(lse.dtype)
-
-
-def _refuse_gradient(*tensors: Tensor) -> None:
-    if derivative_of(*tensors):
-        raise ValueError(
-            "decode has no gradient, and a tensor requires one: call it under torch.no_grad(), or use ring_attention"
-        )

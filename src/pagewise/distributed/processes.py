@@ -9,7 +9,6 @@ import faulthandler
 import io
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -25,7 +24,7 @@ import torch.distributed as dist
 
 from pagewise.distributed.team import LOOPBACK
 from pagewise.tools.checks import check_count, check_number
-from pagewise.tools.worker import STARTING, Failed, Worker
+from pagewise.tools.worker import STARTING, Failed, Worker, status_of
 
 IMPORTED = ["torch.distributed", "torch._dynamo"]  # before forking; this takes seconds and does not touch a GPU
 OTHERS = 0.3  # seconds that the other processes have to report their errors after the first error
@@ -78,8 +77,6 @@ class Processes(contextlib.AbstractContextManager):
         """End all processes."""
         for worker in self._workers:
             worker.close()
-        if self._workers and self._workers[0].is_mine:
-            shutil.rmtree(self._folder, ignore_errors=True)
         self._workers = []
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +110,7 @@ class Processes(contextlib.AbstractContextManager):
                 except Failed as error:
                     errors[1, rank] = f"raised {error}"
                 except (EOFError, OSError):
-                    errors[0, rank] = f"ended with {worker.status()}\n\n{self._log(rank).read_text()}"
+                    errors[0, rank] = f"ended with {status_of(worker.process)}\n\n{self._log(rank).read_text()}"
             deadline = min(deadline, time.monotonic() + OTHERS) if errors else deadline
         for rank, text in sorted(printed.items()):
             print("".join(f"process {rank}: {line}\n" for line in text.splitlines()), end="")

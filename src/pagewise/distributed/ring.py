@@ -91,9 +91,8 @@ def ring_attention(
     T = sum(checked_lengths("q", [theirs["T"] for theirs in everyone], order))
     S = sum(checked_lengths("k and v", [theirs["S"] for theirs in everyone], order))
     queries = positions(T, group.size(), group.rank(), order) + (S - T)  # the last query has the last key, as always
-    scale = everyone[group.rank()]["scale"]
-    ring = Ring(group, queries, S, causal=causal, order=order, scale=scale, softcap=float(softcap))
-    out, lse = ring.attend(q, k, v)
+    options = ScoreOptions(everyone[group.rank()]["scale"], causal, None, float(softcap))
+    out, lse = Ring(group, queries, S, order, options).attend(q, k, v)
     communication.compare_backward("ring_attention", group, out, check)
     return (out, lse) if return_lse else out
 
@@ -110,20 +109,12 @@ class Ring:
     """A group of processes that pass on shares of keys, and the blocks that this process computes."""
 
     def __init__(
-        self,
-        group: dist.ProcessGroup,
-        queries: Int64[Tensor, " T"],
-        S: int,
-        *,
-        order: Order,
-        scale: float,
-        causal: bool = True,
-        softcap: float = 0.0,
+        self, group: dist.ProcessGroup, queries: Int64[Tensor, " T"], S: int, order: Order, options: ScoreOptions
     ) -> None:
-        """Plan for S keys in all, where this process has queries at these positions."""
+        """Plan for S keys in all, where this process has queries at these positions. The options have a scale."""
         keys = [positions(S, group.size(), rank, order) for rank in range(group.size())]
-        self.group, self.key_lengths, self.options = group, list(map(len, keys)), {"scale": scale, "softcap": softcap}
-        self.blocks = [blocks(queries, of_rank, causal=causal) for of_rank in keys]  # for the keys of each process
+        self.group, self.options, self.key_lengths = group, options, list(map(len, keys))
+        self.blocks = [blocks(queries, of_rank, causal=options.causal) for of_rank in keys]  # by the owner of the keys
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
         """Return (out, lse) of this process's queries. All processes call this method together."""
@@ -134,18 +125,17 @@ class Ring:
 
         While the caller reads one of two buffers, the next share arrives in the other one.
         """
-        rank, count = self.group.rank(), self.group.size()
-        (B, Hkv, _, D), longest = k.shape, max(self.key_lengths)
-        buffers = k.new_empty(2, 2 * B * Hkv * longest * D if count > 1 else 0)
+        B, Hkv, _, D = k.shape
+        buffers = k.new_empty(2, 2 * B * Hkv * max(self.key_lengths) * D)
 
         def pair_of(owner: int, step: int) -> Float[Tensor, "2 B Hkv S D"]:
             shape = (2, B, Hkv, self.key_lengths[owner], D)
             return buffers[step % 2, : torch.Size(shape).numel()].view(shape)
 
-        owner, pair = rank, (k, v)
-        for step in range(count - 1):
-            outgoing = pair if step else torch.stack(pair, out=pair_of(rank, 0))
-            wait = send_to_next(outgoing, pair_of(owner - 1, step + 1), self.group, "keys and values")
+        owner, count = self.group.rank(), self.group.size()
+        pair = torch.stack((k, v), out=pair_of(owner, 0))
+        for step in range(1, count):
+            wait = send_to_next(pair, pair_of(owner - 1, step), self.group, "keys and values")
             yield owner, *pair
             owner, pair = (owner - 1) % count, wait()
         yield owner, *pair
@@ -160,7 +150,7 @@ class _RingAttention(torch.autograd.Function):
         for owner, keys, values in ring.travel(k, v):
             for rows, cols, causal in ring.blocks[owner]:
                 of_block = q[:, :, rows], keys[:, :, cols], values[:, :, cols]
-                new, new_lse = attend_to_block(*of_block, causal=causal, **ring.options)
+                new, new_lse = attend_to_block(*of_block, ring.options._replace(causal=causal))
                 before = lse[:, :, rows]
                 total = torch.logaddexp(before, new_lse)  # lesson 3's merge, of results that are normalised
                 a, b = torch.exp(before - finite(total)), torch.exp(new_lse - finite(total))
@@ -185,7 +175,7 @@ class _RingAttention(torch.autograd.Function):
                 # out and lse are those of all keys, so these are this block's parts of the whole gradients
                 results = [x if x is None else x[:, :, rows].contiguous() for x in (d_out, d_lse, out, lse)]
                 of_block = q[:, :, rows], keys[:, :, cols], values[:, :, cols]
-                parts = block_gradients(*results, *of_block, causal=causal, **ring.options)
+                parts = block_gradients(*results, *of_block, ring.options._replace(causal=causal))
                 dq[:, :, rows] += parts[0]
                 d_pair[0, :, :, cols] += parts[1]
                 d_pair[1, :, :, cols] += parts[2]
@@ -204,9 +194,8 @@ def blocks(queries: Int64[Tensor, " T"], keys: Int64[Tensor, " S"], *, causal: b
     Args:
         queries, keys: positions, ascending. Without causal only their numbers matter.
     """
-    if not causal:
-        return [Block(slice(0, len(queries)), slice(0, len(keys)), False)] if len(queries) and len(keys) else []
-    seen = torch.searchsorted(keys, queries, right=True)  # the keys at most at the position of each query
+    # the keys at most at the position of each query
+    seen = torch.searchsorted(keys, queries, right=True) if causal else torch.full_like(queries, len(keys))
     found, row = [], int((seen == 0).sum())
     while row < len(seen):
         rest = seen[row:] - seen[row]
@@ -219,10 +208,11 @@ def blocks(queries: Int64[Tensor, " T"], keys: Int64[Tensor, " S"], *, causal: b
 
 
 def attend_to_block(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, softcap: float
+    q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
     """Return (out, lse) of a block, without a gradient: by torch's fused attention on a CPU, else by the package's."""
-    if _suits_fused(q, k, v, causal, scale, softcap):
+    scale, causal, _, softcap, *_ = options
+    if _suits_fused(q, k, v, options):
         with torch.autocast("cpu", enabled=False):
             fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
             out, lse = fused(q, k, v, 0.0, causal, scale=scale)
@@ -232,33 +222,34 @@ def attend_to_block(
 
 
 def block_gradients(
-    d_out: Float[Tensor, "B H T D"],
-    d_lse: Float[Tensor, "B H T"] | None,
-    out: Float[Tensor, "B H T D"],
-    lse: Float[Tensor, "B H T"],
-    *qkv: Tensor,
-    causal: bool,
-    scale: float,
-    softcap: float,
+    d_out: Tensor,
+    d_lse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: ScoreOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a block's parts of the gradients of q, k and v. `out` and `lse` are those of all keys of the sequence."""
-    if d_lse is None and _suits_fused(*qkv, causal, scale, softcap) and lse.isfinite().all():
+    scale, causal, _, softcap, *_ = options
+    if d_lse is None and _suits_fused(q, k, v, options) and lse.isfinite().all():
         with torch.autocast("cpu", enabled=False):
             fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-            return fused(d_out, *qkv, out, lse, 0.0, causal, scale=scale)
-    backend = choose_backend("auto", lse.device, in_triton.refuses(qkv[0]))
-    inputs = FlashInputs(*qkv, *[None] * 5, scale, causal, None, softcap, 0.0, backend)
+            return fused(d_out, q, k, v, out, lse, 0.0, causal, scale=scale)
+    backend = choose_backend("auto", lse.device, in_triton.refuses(q))
+    inputs = FlashInputs(q, k, v, *[None] * 5, scale, causal, None, softcap, 0.0, backend)
     d_lse = torch.zeros_like(lse) if d_lse is None else d_lse
-    return torch.ops.pagewise.flash_attention_backward(d_out, d_lse, out, lse, qkv[0].new_empty(0), *inputs)
+    return torch.ops.pagewise.flash_attention_backward(d_out, d_lse, out, lse, q.new_empty(0), *inputs)
 
 
-def _suits_fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, softcap: float) -> bool:
+def _suits_fused(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> bool:
     """Whether torch's fused attention on a CPU computes a block right.
 
     Its causal mask begins at the first key. It drops NaN from short rows. In 16 bits it rounds weights more than the
     package does.
     """
-    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or softcap or scale <= 0:
+    is_plain = not options.softcap and options.scale > 0 and (q.shape[2] == k.shape[2] or not options.causal)
+    if q.device.type != "cpu" or q.dtype not in (torch.float32, torch.float64) or not is_plain:
         return False
-    fits = q.numel() and k.numel() and (q.shape[2] == k.shape[2] or not causal)
-    return bool(fits and torch.isfinite(q.sum() + k.sum() + v.sum()))
+    return bool(q.numel() and k.numel() and torch.isfinite(q.sum() + k.sum() + v.sum()))

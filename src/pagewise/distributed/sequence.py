@@ -6,10 +6,9 @@ n processes cut a sequence of T tokens into pieces that differ by at most one to
     zigzag       2n pieces. Process r holds pieces r and 2n − 1 − r, in this order.
     striped      pieces of one token. Process r holds tokens r, r + n, r + 2n, …
 
-A causal query sees all tokens before it, so with contiguous shares the last process has the most work. A zigzag share
-has one piece from each half of the sequence, so every process has the same number of visible pairs of query and key
-(Grattafiori et al. 2024). Striped shares have the same purpose (Brandon et al. 2023), and a sequence can grow without
-moving a token: lesson 9's engine keeps its cache in this order.
+A causal query sees all tokens before it, so with contiguous shares the last process has the most work. Zigzag shares
+(Grattafiori et al. 2024) and striped shares (Brandon et al. 2023) give all processes the same work. With striped
+shares, a sequence can grow without moving a token: lesson 9's engine keeps its cache in this order.
 """
 
 from typing import Literal, get_args
@@ -82,21 +81,16 @@ def unshard_sequence(
 
     def describe() -> dict[str, object]:
         at = _checked_dim("share", share, dim)
-        return {
-            "dim": at,
-            "order": order,
-            "the other dimensions of share": [*share.shape[:at], "tokens", *share.shape[at + 1 :]],
-            "the dtype of share": share.dtype,
-            "share.requires_grad": wants_gradient(share),
-            "tokens": share.shape[at],
-        }
+        others, tokens = [*share.shape[:at], "tokens", *share.shape[at + 1 :]], share.shape[at]
+        described = {"dim": at, "order": order, "the other dimensions of share": others, "tokens": tokens}
+        return described | {"the dtype of share": share.dtype, "share.requires_grad": wants_gradient(share)}
 
     everyone = compare("unshard_sequence", group, describe, may_differ=["tokens"], check=check)
     lengths = checked_lengths("share", [theirs["tokens"] for theirs in everyone], order)
     mine = share.movedim(dim, 0)
     # every process gets all of this share, so its gradient is the sum of all that come back
     shapes = [(length, *mine.shape[1:]) for length in lengths]
-    (shares,) = all_to_all(group, unshard=([mine] * len(lengths), shapes))
+    shares = all_to_all([mine] * len(lengths), shapes, group, "shares")
     held = torch.cat([positions(sum(lengths), len(lengths), rank, order) for rank in range(len(lengths))])
     whole = torch.cat(shares)[held.argsort().to(share.device)].movedim(0, dim)
     compare_backward("unshard_sequence", group, whole, check)
@@ -107,10 +101,8 @@ def checked_lengths(name: str, lengths: list[int], order: Order) -> list[int]:
     """Return `lengths`, if they are those of shares in this order. Else raise ValueError."""
     expected = share_lengths(sum(lengths), len(lengths), order)
     if lengths != expected:
-        raise ValueError(
-            f'{name} must hold the shares that shard_sequence(..., order="{order}") gives: {expected} tokens of '
-            f"{sum(lengths)}, got {lengths}"
-        )
+        said = f'the shares that shard_sequence(..., order="{order}") gives: {expected} tokens of {sum(lengths)}'
+        raise ValueError(f"{name} must hold {said}, got {lengths}")
     return lengths
 
 

@@ -100,12 +100,6 @@ class Team:
             raise ConnectionError("process 0 has ended") from error
         return received[0]
 
-    def least(self, number: int) -> int:
-        """Return the least number of all processes. All must call this method, so it waits for all."""
-        least = torch.tensor([number])
-        dist.all_reduce(least, dist.ReduceOp.MIN, self.groups["all"])
-        return int(least)
-
     def report(self, reason: str) -> None:
         """Say why this process fails. "": because it has lost its connection to another process."""
         with contextlib.suppress(RuntimeError):  # the store is gone

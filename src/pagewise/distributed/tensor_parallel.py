@@ -5,19 +5,14 @@ A layer has two pairs of products. Between the products of a pair, every head or
     attention   W_o attend(W_q x, W_k x, W_v x)
     MLP         W_down (silu(W_gate x) ∘ W_up x)
 
-A process keeps its share of the heads and columns. Its share of the first product is a part of the output (column
-parallel). Its share of the second product is a term of a sum (row parallel), and an all-reduce adds the terms:
+A process has some heads and columns. Its share of the first product is a part of the output (column parallel). Its
+share of the second product is a term of a sum (row parallel): W_o a = Σ over ranks r of W_o[:, r's rows] a[r's rows].
+An all-reduce adds the terms, and then a bias is added once. Where processes outnumber the KV heads, several processes
+have a copy of the same KV head.
 
-    W_o a = Σ over ranks r of W_o[:, r's channels] a[r's channels]
-
-So a layer needs two all-reduces of [tokens, hidden_size]. A bias of the second product is added once, after the
-all-reduce. Where processes outnumber the KV heads, several processes have a copy of the same KV head.
-
-A process also has some rows of the token embedding and of the output head. An embedding that another process has is 0
-here, and an all-reduce adds them. An all-gather brings the logits together. All other weights are whole everywhere.
-
-Shoeybi et al. 2019 (Megatron-LM). `torch.distributed.tensor.parallel` does not know GPT-2's Conv1D, whose weight holds
-q, k and v, and its plans are longer than the slicing here.
+A process also has some rows of the token embedding and of the output head. All-reduces and all-gathers bring embeddings
+and logits together. All other weights are whole everywhere. Shoeybi et al. 2019 (Megatron-LM).
+`torch.distributed.tensor.parallel` does not know GPT-2's Conv1D, whose weight holds q, k and v.
 """
 
 import copy
@@ -32,15 +27,9 @@ from pagewise.distributed.communication import Group, all_gather, all_reduce, co
 from pagewise.distributed.sequence import pieces, share_lengths
 from pagewise.models import gpt2, llama
 
-PAIRS = {
-    llama.Attention: (("q_proj", "k_proj", "v_proj"), "o_proj"),
-    llama.SwiGLU: (("gate_proj", "up_proj"), "down_proj"),
-    gpt2.Attention: (("c_attn",), "c_proj"),
-    gpt2.FeedForward: (("c_fc",), "c_proj"),
-}
-"""The layers of the first product of a pair, and the layer of the second one."""
-VOCABULARY = ("model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight")
-"""Weights with a row for each token of the vocabulary. A model has some of them."""
+FIRST = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "c_attn", "c_fc")  # the layers of a pair, by name
+SECOND = ("o_proj", "down_proj", "c_proj")
+VOCABULARY = ("model.embed_tokens.weight", "transformer.wte.weight", "lm_head.weight")  # a model has some of them
 SAMPLE = 2**20  # numbers of a weight that are compared, at most
 
 
@@ -89,17 +78,16 @@ def split(model: nn.Module, group: Any) -> tuple[nn.Module, dict[str, Cut]]:
     same = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
     share = copy.deepcopy(model, same)
     for name in cuts.keys() & dict(model.named_parameters()):  # an output head may be the embedding
-        cut, whole, (layer, _, kind) = cuts[name], share.get_parameter(name), name.rpartition(".")
-        part = cut.of(whole)
-        if not whole.is_contiguous():  # the layout of Conv1D
-            part = part.T.contiguous().T
-        setattr(share.get_submodule(layer), kind, nn.Parameter(part, requires_grad=False))
-    for module in [module for module in share.modules() if type(module) in PAIRS]:
-        _, second = PAIRS[type(module)]
-        setattr(module, second, RowParallel(getattr(module, second), group))
-    decoder, name = ("transformer", "wte") if isinstance(model, gpt2.GPT2) else ("model", "embed_tokens")
-    (rows,) = pieces(vocab_size, size, rank, "contiguous")
-    share.get_submodule(decoder)[name] = VocabularyParallel(share.get_submodule(decoder)[name], rows.start, group)
+        weight = share.get_parameter(name)
+        part = cuts[name].of(weight)
+        weight.data = part if weight.is_contiguous() else part.T.contiguous().T  # the layout of Conv1D
+    for path, layer in [*share.named_modules()]:
+        parent, _, name = path.rpartition(".")
+        if name in SECOND:
+            setattr(share.get_submodule(parent), name, RowParallel(layer, group))
+        elif name in ("embed_tokens", "wte"):
+            start = cuts[f"{path}.weight"].ranges[0].start
+            setattr(share.get_submodule(parent), name, VocabularyParallel(layer, start, group))
 
     def gather_logits(_module: nn.Module, _arguments: tuple, logits: Tensor) -> Float[Tensor, "*rows vocab"]:
         lengths = share_lengths(vocab_size, size, "contiguous")
@@ -167,19 +155,14 @@ def _cuts(model: nn.Module, rank: int, size: int) -> dict[str, Cut]:
     """Return what one of `size` processes has of each weight that they share, by the names of the state dict."""
     (rows,) = pieces(model.config.vocab_size, size, rank, "contiguous")
     found = {name: Cut(0, [slice(rows.start, rows.stop)]) for name in VOCABULARY}
-    for path, module in model.named_modules():
-        first, second = PAIRS.get(type(module), ((), None))
-        for name in (*first, second) if first else ():
-            layer, is_second = module.get_submodule(name), name == second
-            of_kv_heads = name in ("k_proj", "v_proj")
-            owners = min(size, model.config.num_key_value_heads) if of_kv_heads else size
-            for kind, weight in layer.named_parameters():
-                if is_second and kind == "bias":
-                    continue
-                dim = int(kind == "weight" and is_second != isinstance(layer, gpt2.Conv1D))
-                number = 3 if name == "c_attn" else 1  # q, k and v of GPT-2 are one output
-                whole = weight.shape[dim] // number
-                start, length = rank * owners // size * (whole // owners), whole // owners
-                ranges = [slice(i * whole + start, i * whole + start + length) for i in range(number)]
-                found[f"{path}.{name}.{kind}"] = Cut(dim, ranges)
+    for name, weight in model.named_parameters():
+        *_, layer, kind = name.split(".")
+        if layer in FIRST or (layer in SECOND and kind == "weight"):
+            is_transposed = layer.startswith("c_")  # GPT-2's Conv1D
+            dim = int(kind == "weight" and (layer in SECOND) != is_transposed)
+            owners = min(size, model.config.num_key_value_heads) if layer in ("k_proj", "v_proj") else size
+            whole = weight.shape[dim] // (3 if layer == "c_attn" else 1)  # q, k and v of GPT-2 are one output
+            length = whole // owners
+            starts = range(rank * owners // size * length, weight.shape[dim], whole)
+            found[name] = Cut(dim, [slice(start, start + length) for start in starts])
     return found

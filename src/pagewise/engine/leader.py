@@ -7,8 +7,7 @@
     sample, advance
 
 Each process has its share of the weights, and the keys and values of its KV heads and of its tokens. Only process 0 has
-a scheduler, a block manager and requests. The messages travel by gloo (see `pagewise.distributed.team`). Between CPUs,
-the model's numbers travel by gloo, too. Between GPUs they travel by NCCL, and each process needs a GPU of its own.
+a scheduler, a block manager and requests. Messages travel by gloo, and the model's numbers between GPUs by NCCL.
 """
 
 import contextlib
@@ -23,7 +22,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +63,11 @@ class Leader:
         """
         self.what, self.lost, self._pid, self._in_step = config.parallel, "", os.getpid(), False
         self._limit = STARTING.total_seconds()  # until all processes are ready
-        self._processes: dict[int, BaseProcess] = {}
-        self._folder: str | None = None  # where the processes meet. A TemporaryDirectory would end with any fork
+        self._processes: dict[int, multiprocessing.process.BaseProcess] = {}
+        self._folder = ""  # where the processes meet. A TemporaryDirectory would end with any fork
         self._team = join_torchrun(config)
-        device, dtype = config.device_and_dtype()
-        if isinstance(model, nn.Module):
-            weight = next(model.parameters())
-            device, dtype = weight.device, weight.dtype
+        weight = next(model.parameters()) if isinstance(model, nn.Module) else None
+        device, dtype = config.device_and_dtype() if weight is None else (weight.device, weight.dtype)
         config = replace(config, dtype=dtype, device=device.type)
         try:
             check_model(model, config)
@@ -97,19 +93,17 @@ class Leader:
             raise GroupLost("this process is a fork of the engine's process 0, which alone can compute: make a new LLM")
         if self.lost:
             raise GroupLost(self.lost)
-        try:
-            with held_back():
-                self._in_step = True
+        with held_back():
+            self._in_step = True
+            try:
                 self._team.send((list(batch.copies), [x.cpu().numpy() for x in batch[1:-1]]))
                 yield
-                self._in_step = False
-        except BaseException as error:
-            if not self._in_step:  # Ctrl-C, after the step
+            except Exception as error:
+                raise self._given_up(error) from error
+            except BaseException as error:
+                self._given_up(error)
                 raise
-            lost = self._given_up(error)
-            if not isinstance(error, Exception):
-                raise
-            raise lost from error
+            self._in_step = False
 
     def close(self) -> None:
         """End the followers. A fork of this process has no followers to end."""
@@ -137,8 +131,8 @@ class Leader:
 
     def _ended(self) -> dict[int, str]:
         """Return how followers have ended that were started here, by rank."""
-        codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        return {rank: f"ended with {status_of(code)}" for rank, code in codes.items() if code is not None}
+        ended = {rank: process for rank, process in self._processes.items() if process.exitcode is not None}
+        return {rank: f"ended with {status_of(process)}" for rank, process in ended.items()}
 
     def _given_up(self, error: BaseException) -> GroupLost:
         """End all followers, and return the error that names the process that failed first."""
@@ -161,7 +155,7 @@ class Leader:
     def _end(self) -> None:
         """End the followers. A process that was started here holds nothing that it would have to save."""
         team, self._team = self._team, None
-        if team is not None and not self._in_step:
+        if team is not None and not self._in_step:  # a server closes its engine from another thread
             with contextlib.suppress(RuntimeError):  # a follower that has ended
                 team.send(None)
                 for process in self._processes.values():
@@ -172,9 +166,8 @@ class Leader:
         self._processes = {}
         if team is not None:
             team.leave()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        elif team is not None and "RANK" in os.environ:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if not self._folder and team is not None and "RANK" in os.environ:
             has_left.append(True)
 
 
@@ -202,12 +195,13 @@ def make_part(
     else:
         mine, tokenizer = load_model(model, dtype=config.dtype, device=device, split=share_of)
     whole = [weight for name, weight in mine.state_dict().items() if name not in cuts]
-    compare("LLM", team.groups["all"], lambda: described_weights(whole))
     completed = config.completed(mine)
-    completed = replace(completed, num_blocks=team.least(completed.num_blocks))
+    described = {**described_weights(whole), "num_blocks": completed.num_blocks}
+    everyone = compare("LLM", team.groups["all"], lambda: described, may_differ=["num_blocks"])
+    completed = replace(completed, num_blocks=min(theirs["num_blocks"] for theirs in everyone))
     sharded = {"memory": partial(ShardedMemory, group=team.groups["context"])} if config.context_parallel > 1 else {}
     runner = ModelRunner(mine, replace(completed, **sharded))
-    team.least(0)  # all are ready
+    team.groups["all"].barrier().wait()  # all are ready
     team.wait_at_most(config.group_timeout)
     return runner, mine, tokenizer, completed
 
@@ -221,10 +215,8 @@ def check_model(model: str | Path | nn.Module, config: EngineConfig) -> None:
         if config.memory is not None:
             raise ValueError("context_parallel has a memory of its own: leave memory out")
         if (window := kv_sizes(whole).sliding_window) is not None:
-            raise ValueError(
-                f"context_parallel = {config.context_parallel} attends to whole sequences, and the model has a "
-                f"window of {window} tokens: give tensor_parallel"
-            )
+            said = f"attends to whole sequences, and the model has a window of {window} tokens"
+            raise ValueError(f"context_parallel = {config.context_parallel} {said}: give tensor_parallel")
 
 
 def join_torchrun(config: EngineConfig) -> Team | None:
@@ -238,15 +230,12 @@ def join_torchrun(config: EngineConfig) -> Team | None:
     if number == 1:
         return None
     if number != config.num_processes:
-        raise ValueError(
-            f"{config.parallel} must be the number of processes, and there are {number}: give tensor_parallel="
-            f"{number}, or start torchrun --nproc-per-node {config.num_processes}. A replica of the model is a server "
-            f"of its own: see lessons/cluster.md"
-        )
+        said = f"{config.parallel} must be the number of processes, and there are {number}"
+        remedy = f"give tensor_parallel={number}, or start torchrun --nproc-per-node {config.num_processes}"
+        raise ValueError(f"{said}: {remedy}. A replica of the model is a server of its own: see lessons/cluster.md")
     if has_left:
-        raise RuntimeError(
-            "the other processes of torchrun have exited, because the first LLM was closed: make one LLM for each start"
-        )
+        said = "the other processes of torchrun have exited, because the first LLM was closed"
+        raise RuntimeError(f"{said}: make one LLM for each start")
     team = Team.launched()
     if team.rank:
         if status := follow(team):
@@ -266,7 +255,7 @@ def meet(folder: str, rank: int, count: int, threads: int) -> None:
     os._exit(follow(Team(store, rank, count, on_one_host=True), folder))
 
 
-def follow(team: Team, folder: str | None = None) -> int:
+def follow(team: Team, folder: str = "") -> int:
     """Compute the steps of process 0 until it closes its engine. Return the exit status of this process."""
     with contextlib.suppress(ValueError):  # this is not the main thread
         for one in (signal.SIGINT, signal.SIGTERM):  # both may reach all processes, and process 0 decides
@@ -287,6 +276,5 @@ def follow(team: Team, folder: str | None = None) -> int:
                 team.receive()  # returns when process 0 gives up
         except ConnectionError as ended:
             print(f"process {team.rank} of {team.count} ends, because {ended}", file=sys.stderr, flush=True)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         return 1

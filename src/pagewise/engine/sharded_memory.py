@@ -62,7 +62,7 @@ class ShardedMemory(PagedMemory):
                 continue
             length = int(batch.positions[stop - 1]) + 1
             queries = batch.positions[for_me[(for_me >= start) & (for_me < stop)]].cpu()
-            ring = Ring(self.group, queries, length, order="striped", scale=self._options.scale)
+            ring = Ring(self.group, queries, length, "striped", self._options._replace(causal=True))
             rows = slice(at, at + len(queries))
             chunks.append(PromptRows(rows, batch.block_tables[b].tolist(), ring.key_lengths[self.rank], ring))
             at = rows.stop

@@ -46,14 +46,8 @@ def ways(model: Shape, n: int, S: int) -> list[Way]:
     """Return the ways of sharing a sequence of S tokens, or the model, among n GPUs."""
     weights, cache = 2 * model.weights, 4.0 * model.layers * S * model.Hkv * model.D
     prompt = Sizes(1, model.H, model.Hkv, S, S, model.D, 2)
-    ring, heads, decode = (
-        sum(transfer.bytes for transfer in transfers)
-        for transfers in (
-            ring_bytes(prompt, n, 0, "contiguous"),
-            all_to_all_bytes(prompt, n, 0),
-            decode_bytes(prompt._replace(T=1), n),
-        )
-    )
+    ring, heads = ring_bytes(prompt, n, 0, "contiguous"), all_to_all_bytes(prompt, n, 0)
+    decode = decode_bytes(prompt._replace(T=1), n)
     tensor = all_reduce_bytes(n, S, model.hidden), all_reduce_bytes(n, 1, model.hidden)
     return [
         Way("tensor parallel", weights / n, cache / n, *tensor, "one KV head per GPU"),

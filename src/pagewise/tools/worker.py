@@ -29,14 +29,12 @@ class Worker(contextlib.AbstractContextManager):
         with Worker(make, *args) as worker:
             result = worker(*task, limit=60)  # Failed: it raised, took longer, or ended its process
 
-    After a failure the next task gets a new process. `make`, its arguments, tasks and results must be picklable. The
-    process ends when the program that started it ends for any reason, and then a `folder` is removed. In a fork of the
-    program, the next task gets a new process.
+    After a failure, and in a fork of the program, the next task gets a new process. `make`, its arguments, tasks and
+    results must be picklable. The process ends when the program that started it ends for any reason. Its end removes a
+    `folder`.
     """
 
-    def __init__(
-        self, make: Callable[..., Callable], *args: object, method: str = "spawn", folder: str | None = None
-    ) -> None:
+    def __init__(self, make: Callable[..., Callable], *args: object, method: str = "spawn", folder: str = "") -> None:
         """`method`: how multiprocessing starts the process. A fork of a program that uses a GPU could not use it."""
         self._work, self._method, self._folder = (make, args), method, folder
         self.process: multiprocessing.process.BaseProcess | None = None
@@ -48,12 +46,10 @@ class Worker(contextlib.AbstractContextManager):
                 self.answer(STARTING)
             self.pipe.send(task)
             return self.answer(limit)
-        except (EOFError, OSError):
-            failed = Failed(f"its process ended: {self.status()}")
-        except Failed as error:
-            failed = error
-        self.close()
-        raise failed from None
+        except (EOFError, OSError, Failed) as error:
+            reason = str(error) if isinstance(error, Failed) else f"its process ended: {status_of(self.process)}"
+            self.close()
+            raise Failed(reason) from None
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -64,6 +60,7 @@ class Worker(contextlib.AbstractContextManager):
             self.process.kill()
             self.process.join()
             self.pipe.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
         self.process = None
 
     @property
@@ -88,11 +85,6 @@ class Worker(contextlib.AbstractContextManager):
             raise Failed(reason)
         return result
 
-    def status(self) -> str:
-        """Return how the process has ended."""
-        self.process.join(10)
-        return status_of(self.process.exitcode)
-
 
 def start(process: multiprocessing.process.BaseProcess, *, needs_main: bool = False) -> None:
     """Start a process, which does not run the caller's script again unless it `needs_main`."""
@@ -111,7 +103,7 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
 
 
-def _serve(pipe: Connection, folder: str | None, make: Callable[..., Callable], args: tuple) -> None:
+def _serve(pipe: Connection, folder: str, make: Callable[..., Callable], args: tuple) -> None:
     """Serve tasks in the new process. An error may have damaged the process, so it ends."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
@@ -125,13 +117,14 @@ def _serve(pipe: Connection, folder: str | None, make: Callable[..., Callable], 
         pipe.send((None, described(error)))
 
 
-def _end_with_parent(folder: str | None) -> None:
+def _end_with_parent(folder: str) -> None:
     wait([multiprocessing.parent_process().sentinel])
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
-def status_of(exitcode: int | None) -> str:
-    """Return how a process has ended: with an exit status or by a signal."""
-    return f"exit status {exitcode}" if exitcode is None or exitcode >= 0 else signal.Signals(-exitcode).name
+def status_of(process: multiprocessing.process.BaseProcess) -> str:
+    """Wait for the end of a process. Return its exit status, or the signal that ended it."""
+    process.join(10)
+    code = process.exitcode
+    return f"exit status {code}" if code is None or code >= 0 else signal.Signals(-code).name
