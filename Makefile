@@ -9,6 +9,8 @@ NOTEBOOKS = $(PY) src/repository/notebooks.py
 SPHINX = $(PY) -m sphinx -W --keep-going $(if $(MAKE_TERMOUT),,-q) -c lessons
 # Sources and messages are UTF-8 in every locale.
 export PYTHONUTF8 := 1
+# Where the environment says that no bytecode is written, as containers do, each worker would compile all tests again.
+export PYTHONDONTWRITEBYTECODE :=
 # Kernels, fonts and Jupyter's files are kept in the home folder. If it cannot be written, build/home takes its place.
 ifneq ($(shell test -w "$$HOME" && echo writable),writable)
 export HOME := $(shell mkdir -p build/home)$(CURDIR)/build/home
@@ -52,11 +54,12 @@ BESIDE := $(shell echo $$((($(CORES) + 1) / 2)))
 
 test: environment
 	$(PY) -m compileall -q --invalidation-mode checked-hash src
-	$(MAKE) --no-print-directory -j 2 lint stored again book
+	$(MAKE) --no-print-directory -j 2 lint stored again
 	$(MAKE) --no-print-directory -j 2 suite notebooks
 
-suite: environment
-	PAGEWISE_BOOK=$(wildcard build/book) $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
+# The book takes one core, and the notebooks begin beside it.
+suite: book
+	PAGEWISE_BOOK=build/book $(PY) -m pytest -n $(WORKERS) --dist worksteal -p no:nbval
 
 # They run beside the suite, in the time in which its tests wait. Their output comes at their end, in one piece.
 notebooks: environment

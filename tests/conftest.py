@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -37,31 +38,41 @@ if importlib.util.find_spec("beartype"):
     def _jaxtyped(function=None, **options):
         """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.
 
-        A function within a function is made at each call of that, and to check it would be compiled each time.
+        The checks of a function are made at its first checked call, as most functions have none in a worker. A function
+        within a function is made at each call of that, and to check it would be compiled each time.
         """
         if "<locals>" in getattr(function, "__qualname__", ""):
             return function
-        if function is None or not inspect.isfunction(function) or "Tensor" in str(inspect.signature(function)):
-            return functools.partial(_jaxtyped, **options) if function is None else _with_shapes(function, **options)
-        checked = typechecker(function)
+        if function is None:
+            return functools.partial(_jaxtyped, **options)
+        if not inspect.isfunction(function):
+            return _with_shapes(function, **options)
+
+        @functools.cache
+        def checked():
+            has_shapes = "Tensor" in str(inspect.signature(function))
+            return _with_shapes(function, **options) if has_shapes else typechecker(function)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            return (function if jaxtyping.config.jaxtyping_disable else checked)(*args, **kwargs)
+            return (function if jaxtyping.config.jaxtyping_disable else checked())(*args, **kwargs)
 
         return call
 
     jaxtyping.jaxtyped = _jaxtyped
 
     def _get_code(self, name):
-        """Compile a checked module from its source. jaxtyping's loader renames the cached bytecode of its module.
+        """The code of a checked module. Its bytecode is kept under a name of its own, as in jaxtyping's loader.
 
-        The new name holds while the module runs, so everything that the module imports would be compiled, too: a
+        There the name holds while the module runs, so everything that the module imports would be compiled, too: a
         thousand modules of torch and sympy, which take seven seconds.
         """
-        return self.source_to_code(self.get_data(self.path), self.path)
+        renamed = functools.partial(_hook._optimized_cache_from_source, self._typechecker.get_hash())
+        with mock.patch("importlib._bootstrap_external.cache_from_source", renamed):
+            return SourceFileLoader.get_code(self, name)
 
-    _loader = jaxtyping._import_hook._JaxtypingLoader
+    _hook = jaxtyping._import_hook
+    _loader = _hook._JaxtypingLoader
     _loader.get_code, _loader.exec_module = _get_code, SourceFileLoader.exec_module
     _checked = [f"pagewise.{m.name}" for m in pkgutil.iter_modules(pagewise.__path__) if m.name != "kernels"]
     jaxtyping.install_import_hook(_checked, "conftest.typechecker")

@@ -16,7 +16,7 @@ import pagewise
 from address import FILES, named_in, readdressed, repository
 from conftest import ROOT
 from pagewise.exercises.checkers import BY_NAME
-from picture import LEFT, SIDE, pictures
+from picture import BUTTONS, LEFT, SIDE, pictures
 
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -76,14 +76,23 @@ def test_table_has_every_lesson_with_its_question_its_module_and_its_kernels():
             assert (f"](kernels/{kernel})" in row) == (ROOT / "kernels" / kernel).exists()
 
 
-def test_the_pictures_are_what_their_script_draws():
-    files = {name: (ROOT / "lessons" / "_static" / name).read_text() for name in pictures()}
-    assert files == pictures(), "run: python src/repository/picture.py"
+PICTURES = ["readme.svg", "published.svg", *(f"{name}.svg" for name in BUTTONS)]
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """The pictures by their names, drawn by the first test that needs them, and not in each worker as it collects."""
+    return pictures()
+
+
+def test_the_pictures_are_what_their_script_draws(drawn):
+    files = {name: (ROOT / "lessons" / "_static" / name).read_text() for name in PICTURES}
+    assert files == drawn, "run: python src/repository/picture.py"
     assert all(f"lessons/_static/{name}" in README or f"](_static/{name})" in FRONT_PAGE for name in files)
 
 
-def test_the_text_for_a_picture_that_is_not_seen_has_its_numbers():
-    shown = re.search(r'aria-label="([^"]*)"', pictures()["readme.svg"])[1]
+def test_the_text_for_a_picture_that_is_not_seen_has_its_numbers(drawn):
+    shown = re.search(r'aria-label="([^"]*)"', drawn["readme.svg"])[1]
     assert re.search(r"!\[([^\]]*)\]\(lessons/_static/readme\.svg\)", README)[1] == shown
 
 
@@ -99,9 +108,9 @@ def texts(svg):
         yield left, left + width, y
 
 
-@pytest.mark.parametrize("name", list(pictures()))
-def test_the_words_of_a_picture_fit_into_it_and_do_not_overlap(name):
-    svg = pictures()[name]
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_words_of_a_picture_fit_into_it_and_do_not_overlap(name, drawn):
+    svg = drawn[name]
     width = float(re.search(r'viewBox="0 0 (\d+)|<svg [^>]*\bwidth="(\d+)"', svg)[1 if "viewBox" in svg else 2])
     placed = sorted(texts(svg), key=lambda text: (text[2], text[0]))
     assert placed
@@ -110,8 +119,8 @@ def test_the_words_of_a_picture_fit_into_it_and_do_not_overlap(name):
         assert y != beside or right < left
 
 
-def test_the_key_of_the_published_times_has_every_kind_of_mark():
-    marks = re.findall(r'<(rect|circle) class="((?:prompt|decode)[ a-z]*)" c?x="([\d.]+)"', pictures()["published.svg"])
+def test_the_key_of_the_published_times_has_every_kind_of_mark(drawn):
+    marks = re.findall(r'<(rect|circle) class="((?:prompt|decode)[ a-z]*)" c?x="([\d.]+)"', drawn["published.svg"])
     key = {(shape, kind) for shape, kind, x in marks if float(x) > LEFT + SIDE}
     assert key == {(shape, kind) for shape, kind, _ in marks}
     assert len(key) == 4

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
