@@ -48,8 +48,8 @@ def heavy(kind: str) -> bool:
 
 def first_tiles(kernel: object, D: int, dtype: str, sm: int, kind: str) -> tuning.Tiles:
     """The tiles that a launch takes."""
-    choices = tuning.backward_tiles if kernel is BACKWARD else tuning.forward_tiles
-    return choices(padded(D), BYTES[dtype], gpu(sm), heavy=heavy(kind))[0]
+    direction = "backward" if kernel is BACKWARD else "forward"
+    return tuning.choices(direction, padded(D), BYTES[dtype], gpu(sm), heavy(kind))[0]
 
 
 def inputs_of(D: int, dtype: str, kind: str) -> FlashInputs:

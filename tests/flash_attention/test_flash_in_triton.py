@@ -62,8 +62,8 @@ TILES = [(16, 16), (64, 32), (32, 64)]
 
 def tiled(monkeypatch, rows, cols):
     """Let the interpreter take these tiles: rows of queries and cols of keys, in the backward, too."""
-    monkeypatch.setattr(tuning, "forward_tiles", lambda *gpu, heavy: (tuning.Tiles(rows, cols, 4, 1),))
-    monkeypatch.setattr(tuning, "backward_tiles", lambda *gpu, heavy: (tuning.Tiles(cols, rows, 4, 1),))
+    tiles = {"forward": tuning.Tiles(rows, cols, 4, 1), "backward": tuning.Tiles(cols, rows, 4, 1)}
+    monkeypatch.setattr(tuning, "tiles_for", lambda direction, *launch: tiles[direction])
 
 
 def inputs_of(q, k, v, causal=False, dropout_p=0.0, dropout_seed=None):
@@ -377,7 +377,7 @@ def test_tiles_are_the_first_of_the_list_until_they_are_measured(monkeypatch):
     """No clock decides unless the user asks, so that equal inputs give equal bits in every process."""
     monkeypatch.setattr(tuning, "_measured", {})
     q, gpu = torch.zeros(1, 1, 4, 100, dtype=torch.float16), Architecture(80, SHARED_BYTES[80], 108)
-    listed = tuning.forward_tiles(128, 2, gpu, heavy=False)
+    listed = tuning.choices("forward", 128, 2, gpu, False)
     assert len(listed) > 2
     assert tuning.tiles_for("forward", q, gpu, False) == listed[0]
     times, tried = iter([3.0, 1.0, 2.0, *listed]), []
@@ -405,11 +405,11 @@ def test_every_gpu_has_tiles_that_fit(sm):
     for block_d, itemsize, heavy in product((16, 32, 64, 128, 256), (2, 4), (False, True)):
         if itemsize == 4 and block_d > tuning.max_head_size_in_float32(gpu):
             continue  # refused
-        for choices, needs in (
-            (tuning.forward_tiles, tuning.forward_shared_bytes),
-            (tuning.backward_tiles, tuning.backward_shared_bytes),
+        for direction, needs in (
+            ("forward", tuning.forward_shared_bytes),
+            ("backward", tuning.backward_shared_bytes),
         ):
-            tiles = choices(block_d, itemsize, gpu, heavy=heavy)
+            tiles = tuning.choices(direction, block_d, itemsize, gpu, heavy)
             assert tiles
             assert all(needs(choice, block_d, itemsize, gpu) <= gpu.shared_bytes for choice in tiles)
 

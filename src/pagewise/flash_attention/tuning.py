@@ -31,47 +31,56 @@ class Tiles(NamedTuple):
     num_stages: int
 
 
+Direction = Literal["forward", "backward"]
+
+
 @functools.cache
-def forward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
-    """The forward's tiles that fit `gpu`, the likeliest first: queries owned, keys visited. heavy: `is_heavy`."""
-    large = gpu.shared_bytes >= LARGE_SHARED_BYTES
+def choices(direction: Direction, block_d: int, itemsize: int, gpu: Architecture, heavy: bool) -> tuple[Tiles, ...]:
+    """The tiles of a launch that fit the shared memory of `gpu`, the likeliest first; at least one. heavy: `is_heavy`.
+
+    The forward owns queries and visits keys. The backward owns keys and visits queries, and the reverse.
+    """
     if not gpu.sm:  # interpreted
         return (Tiles(64, 64, 4, 1),)
+    if direction == "forward":
+        listed, needs = _forward_tiles, forward_shared_bytes
+    else:
+        listed, needs = _backward_tiles, backward_shared_bytes
+    tiles = listed(block_d, itemsize, heavy, gpu.shared_bytes >= LARGE_SHARED_BYTES)
+    return tuple(each for each in tiles if needs(each, block_d, itemsize, gpu) <= gpu.shared_bytes) or tiles[-1:]
+
+
+def _forward_tiles(block_d: int, itemsize: int, heavy: bool, large: bool) -> tuple[Tiles, ...]:
     if itemsize == 4:  # no tensor core multiplies float32 exactly
         wide = Tiles(32, 32, 4, 2) if block_d <= 64 else Tiles(16 if heavy else 32, 16, 8, 1)
-        choices = (wide, Tiles(16, 16, 8, 1))
+        tiles = (wide, Tiles(16, 16, 8, 1))
     elif heavy:
-        choices = (Tiles(64, 64, 4, 2),) if block_d <= 64 else (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
+        tiles = (Tiles(64, 64, 4, 2),) if block_d <= 64 else (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
     elif block_d <= 64:
-        choices = (Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
-        choices = choices[::-1] if large else choices
+        tiles = (Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
+        tiles = tiles[::-1] if large else tiles
     elif block_d <= 128:
-        choices = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
-        choices = (*(choices[::-1] if large else choices), Tiles(64, 64, 4, 3))
+        tiles = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2))
+        tiles = (*(tiles[::-1] if large else tiles), Tiles(64, 64, 4, 3))
     elif large:
-        choices = (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2))
+        tiles = (Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2))
     else:
-        choices = (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
-    return _fitting((*choices, Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1)), forward_shared_bytes, block_d, itemsize, gpu)
+        tiles = (Tiles(64, 32, 8, 2), Tiles(128, 32, 8, 2))
+    return *tiles, Tiles(64, 32, 4, 1), Tiles(32, 32, 4, 1)
 
 
-@functools.cache
-def backward_tiles(block_d: int, itemsize: int, gpu: Architecture, *, heavy: bool) -> tuple[Tiles, ...]:
-    """The backward's tiles that fit `gpu`, the likeliest first: keys owned and queries visited, and the reverse."""
-    large = gpu.shared_bytes >= LARGE_SHARED_BYTES
-    if not gpu.sm:
-        return (Tiles(64, 64, 4, 1),)
+def _backward_tiles(block_d: int, itemsize: int, heavy: bool, large: bool) -> tuple[Tiles, ...]:
     if itemsize == 4:
-        choices = (Tiles(32, 16, 4, 1) if block_d <= 64 else Tiles(16, 16, 8, 1),)
+        tiles = (Tiles(32, 16, 4, 1) if block_d <= 64 else Tiles(16, 16, 8, 1),)
     elif heavy:
-        choices = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
+        tiles = (Tiles(64, 32, 8, 1), Tiles(32, 32, 4, 1)) if block_d <= 128 else (Tiles(32, 16, 8, 1),)
     elif block_d <= 64:
-        choices = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2))
+        tiles = (Tiles(128, 64, 8, 2), Tiles(128, 64, 8, 3), Tiles(64, 64, 4, 2))
     elif block_d <= 128:
-        choices = (Tiles(128, 32, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2))[:: 1 if large else -1]
+        tiles = (Tiles(128, 32, 8, 2), Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2))[:: 1 if large else -1]
     else:
-        choices = (Tiles(32, 64, 8, 1) if large else Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1))
-    return _fitting((*choices, Tiles(16, 16, 4, 1)), backward_shared_bytes, block_d, itemsize, gpu)
+        tiles = (Tiles(32, 64, 8, 1) if large else Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1))
+    return *tiles, Tiles(16, 16, 4, 1)
 
 
 def forward_shared_bytes(tiles: Tiles, block_d: int, itemsize: int, gpu: Architecture) -> int:
@@ -107,16 +116,8 @@ def max_head_size_in_float32(gpu: Architecture) -> int:
     return 128 if 0 < gpu.shared_bytes <= 65536 else 256
 
 
-def _fitting(choices: tuple[Tiles, ...], needs: Callable, block_d: int, itemsize: int, gpu: Architecture) -> tuple:
-    """The choices that need no more shared memory than `gpu` has; at least the last."""
-    fitting = tuple(tiles for tiles in choices if needs(tiles, block_d, itemsize, gpu) <= gpu.shared_bytes)
-    return fitting or choices[-1:]
-
-
 # ------------------------------------------------------------------------------------------------ launches
 
-
-Direction = Literal["forward", "backward"]
 
 _measured: dict[tuple, Tiles] = {}
 
@@ -124,11 +125,6 @@ _measured: dict[tuple, Tiles] = {}
 def kind_of(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> tuple:
     """What the tiles of a launch for queries q depend on."""
     return direction, padded(q.shape[-1]), q.element_size(), gpu, heavy
-
-
-def choices(direction: Direction, block_d: int, itemsize: int, gpu: Architecture, heavy: bool) -> tuple[Tiles, ...]:
-    """The tiles of a launch, the likeliest first."""
-    return (forward_tiles if direction == "forward" else backward_tiles)(block_d, itemsize, gpu, heavy=heavy)
 
 
 def tiles_for(direction: Direction, q: Tensor, gpu: Architecture, heavy: bool) -> Tiles:
