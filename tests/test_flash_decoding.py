@@ -329,6 +329,17 @@ def test_packed_sequences_are_two_parts(kernel_device, monkeypatch):
     assert len(in_triton.parts_of(q[:, :, :1], k, SHARING, tables, ends)) == 1
 
 
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_the_rows_of_a_kv_head_may_fill_several_tiles(kv_heads, kernel_device):
+    """In float32 a tile has 16 rows. The 32 rows of a KV head are two chunks, which no other KV head may take."""
+    qkv = random_qkv(1, (8 * kv_heads, kv_heads), 4, 40, 16, device=kernel_device)
+    out = flash_decoding(*qkv, causal=True, return_lse=True, backend="triton")
+    exact, naive = (
+        attention(*(x.to(t) for x in qkv), causal=True, return_lse=True) for t in (torch.float64, qkv[0].dtype)
+    )
+    assert_results(out, exact, naive)
+
+
 # ------------------------------------------------------------------------------------------ the first rung
 
 
