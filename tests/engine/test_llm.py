@@ -14,14 +14,13 @@ import pytest
 import torch
 from engine_cases import finished
 
-from pagewise.engine import LLM, SamplingParams
+from pagewise.engine import LLM, SamplingParams, paged_memory, sampling
 from pagewise.engine.config import EngineConfig
 from pagewise.engine.interrupts import held_back
 from pagewise.engine.memory import Memory
 from pagewise.engine.paged_memory import PagedMemory
 from pagewise.kv_cache import generate
 from pagewise.models import GPT2, GPT2Config, tiny_model
-from pagewise.paged_blocks import PagedKVCache
 
 MODEL, TOKENIZER = tiny_model()
 PROMPTS = ["A block table maps", "def ", "The keys and values of " * 2, "x"]
@@ -356,8 +355,8 @@ def test_a_step_that_fails_leaves_everything_as_if_it_had_not_begun(error, where
     llm.step(), llm.step()
     target, name = {
         "model": (MODEL, "forward"),
-        "write": (PagedKVCache, "writer"),
-        "sample": (torch.Tensor, "logsumexp"),
+        "write": (paged_memory, "kv_writer"),
+        "sample": (sampling, "_in_cpp"),
     }[where]
 
     def fail(*arguments, **options):
