@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pagewise.paged_blocks.prefix_cache import ROOT, Prefix, PrefixCache, TokenBlocks
 from pagewise.tools.checks import check_count, check_counts
+from pagewise.tools.sizes import cdiv
 
 
 class OutOfBlocks(RuntimeError):
@@ -74,7 +75,7 @@ class BlockPool:
             block = next(iter(prefix.blocks))
             table.append(block)
             revived += self._ref_counts[block] == 0
-        hits, num_blocks = len(table), -(-num_tokens // P)  # rounded up
+        hits, num_blocks = len(table), cdiv(num_tokens, P)
         free = self.num_free_blocks - revived - spare
         if num_blocks - hits > free:
             raise self._lack(num_blocks - hits, free, f"a prompt of {num_tokens} tokens")
