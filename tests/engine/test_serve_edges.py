@@ -22,10 +22,9 @@ from serving import serving, soon, tiny_llm
 
 from pagewise.engine import LLM
 from pagewise.engine.serve.__main__ import main
+from pagewise.engine.serve.answer import Answer, Failure
 from pagewise.engine.serve.app import make_app
 from pagewise.engine.serve.bodies import ChatBody, CompletionBody, Message, chat_prompt
-from pagewise.engine.serve.engine_thread import Answer
-from pagewise.engine.serve.errors import Failure
 from pagewise.engine.serve.tokens import Tokens
 from pagewise.models.vocabulary import Vocabulary
 

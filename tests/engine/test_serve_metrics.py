@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving import serving, soon, tiny_llm
 
 from pagewise.engine import llm as llm_module
+from pagewise.engine.serve import answer as answer_module
 from pagewise.engine.serve import engine_thread
 from pagewise.engine.serve import metrics as metrics_module
-from pagewise.engine.serve.engine_thread import Answer
+from pagewise.engine.serve.answer import Answer
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 COMPLETION = "/v1/completions"
@@ -86,7 +87,7 @@ def test_counts_are_those_of_the_answers(server, stream):
 def test_latencies_are_measured_from_arrival_and_between_tokens(server, monkeypatch):
     """Each step takes a second of this clock: 1 before the first token, and 4 between the 5 tokens."""
     seconds, step = [0.0], server.llm.step
-    for module in (engine_thread, metrics_module):
+    for module in (answer_module, engine_thread, metrics_module):
         monkeypatch.setattr(module, "perf_counter", lambda: sum(seconds))
     monkeypatch.setattr(server.llm, "step", lambda: seconds.append(1.0) or step())
     server.post(COMPLETION, {"prompt": "A", "max_tokens": 5, "ignore_eos": True})

@@ -2,7 +2,7 @@
 
     POST /v1/completions   /v1/chat/completions        GET /v1/models   /health   /metrics
 
-The first three are those of OpenAI's API, so that its client works. Errors have its form too (see `errors`). When a
+The first three are those of OpenAI's API, so that its client works. Errors have its form too (see `answer`). When a
 client hangs up, whether it reads a stream or waits for the whole, the server aborts its requests. /health answers at
 once, and says how long the step in progress takes already. /metrics is for Prometheus: see `metrics`. The logger
 `requests` gets a line for each POST, without its text.
@@ -32,9 +32,9 @@ from starlette.types import Receive, Scope, Send
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.request import Piece
+from pagewise.engine.serve.answer import Answer, Failure
 from pagewise.engine.serve.bodies import Body, ChatBody, CompletionBody
-from pagewise.engine.serve.engine_thread import Answer, EngineThread
-from pagewise.engine.serve.errors import Failure
+from pagewise.engine.serve.engine_thread import EngineThread
 from pagewise.engine.serve.tokens import Tokens
 from pagewise.tools.checks import check_counts
 

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from pagewise.engine import SamplingParams
 from pagewise.engine.request import Piece, Request
-from pagewise.engine.serve.errors import Failure
+from pagewise.engine.serve.answer import Failure
 from pagewise.engine.serve.tokens import Token, Tokens
 
 Steps = list[list[Token]]  # as `Tokens.steps` returns them

@@ -14,65 +14,17 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import islice
-from time import perf_counter, time
-from uuid import uuid4
+from time import perf_counter
 
 from pagewise.engine import LLM, Output
 from pagewise.engine.leader import GroupLost
 from pagewise.engine.request import Piece, Request
-from pagewise.engine.serve.errors import Failure
+from pagewise.engine.serve.answer import Answer, Failure
 from pagewise.engine.serve.metrics import Metrics
 
-Event = tuple[int, Piece | Output | Failure]  # with the id of its request, and in an answer with its index there
+Event = tuple[int, Piece | Output | Failure]  # with the id of its request
 ENDING = 5.0  # seconds that a step may take when the server ends
 logger = logging.getLogger(__name__)
-QUIET = 5.0  # seconds without an event, after which an answer says so
-
-
-class Answer:
-    """The requests of one body, and what comes of them: (index of the request, piece or output)."""
-
-    def __init__(self, id_prefix: str, model: str) -> None:
-        self.id, self.arrived = id_prefix + uuid4().hex, perf_counter()
-        self.head = {"id": self.id, "created": int(time()), "model": model}  # of the whole answer, or of every chunk
-        self.requests: list[Request] = []
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self.sent_as = ""  # "stream" or "whole", when its client begins to get it
-        self.end = "abort"  # or its finish reasons, or the status of an error
-        self.num_tokens = 0  # the engine thread's, like the next two
-        self.first: float | None = None  # when the first token came
-        self.newest: list[dict[int, float]] = []  # of each request: when each of its choices got the newest token
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece | Output | None]]:
-        """Yield events until every request has its output. Yield (-1, None) if there was none for a while.
-
-        Raises:
-            Failure: a step raised, or a choice ended with an error. The answer will not be whole.
-        """
-        unfinished, reasons = len(self.requests), {}
-        while unfinished:
-            try:
-                async with asyncio.timeout(QUIET):
-                    index, event = await self.events.get()
-            except TimeoutError:
-                yield -1, None
-                continue
-            if isinstance(event, Failure):
-                raise event
-            if event.error is not None:
-                raise Failure(event.error, status=500)
-            if isinstance(event, Output):
-                unfinished -= 1
-                reasons |= dict.fromkeys(choice.finish_reason for choice in event.choices)
-            yield index, event
-        self.end = ",".join(reasons)
-
-    def line(self) -> str:
-        """Return the line of the log: the tokens of all prompts and choices, and seconds since the request arrived."""
-        first = "-" if self.first is None else f"{self.first - self.arrived:.3f}"
-        prompt = sum(len(request.prompt) for request in self.requests)
-        tokens = f"prompt_tokens={prompt} completion_tokens={self.num_tokens}"
-        return f"id={self.id} {tokens} first={first} total={perf_counter() - self.arrived:.3f} end={self.end}"
 
 
 class EngineThread:

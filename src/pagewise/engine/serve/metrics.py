@@ -6,15 +6,12 @@ the metrics after each step, before anyone hears of the step. A reader waits for
 """
 
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pagewise.engine import LLM
 from pagewise.engine.request import Piece
-
-if TYPE_CHECKING:
-    from pagewise.engine.serve.engine_thread import Answer
+from pagewise.engine.serve.answer import Answer
 
 REASONS = ("stop", "length", "error", "abort")
 SECONDS = [0.001 * 2**k for k in range(18)]  # bounds of the histograms: a millisecond to two minutes
@@ -47,7 +44,7 @@ class Metrics:
         self._between = metric(Histogram, "inter_token_latency_seconds", "Between tokens of a choice.", **seconds)
         self._whole = metric(Histogram, "e2e_request_latency_seconds", "From arrival to the answer.", **seconds)
 
-    def hear(self, piece: Piece, answer: "Answer | None", index: int) -> None:
+    def hear(self, piece: Piece, answer: Answer | None, index: int) -> None:
         """Count the tokens that a step has given to a choice of a request, if an answer waits for them."""
         self._generated.inc(len(piece.token_ids))
         if answer is None:
@@ -66,7 +63,7 @@ class Metrics:
             self._between.observe(now - newest[piece.choice])
         newest[piece.choice] = now
 
-    def end(self, answer: "Answer", reason: str, *, answered: bool) -> None:
+    def end(self, answer: Answer, reason: str, *, answered: bool) -> None:
         """Count a request of an answer that has ended."""
         self._ended[reason].inc()
         if answered:

@@ -13,7 +13,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pagewise.engine.serve.errors import Failure
+from pagewise.engine.serve.answer import Failure
 
 STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EVERY = 1.0  # seconds

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pagewise.engine import LLM
 from pagewise.engine.request import NOT_FINITE
-from pagewise.engine.serve.errors import Failure
+from pagewise.engine.serve.answer import Failure
 from pagewise.models.vocabulary import Vocabulary
 
 TOO_LONG = "context_length_exceeded"
