@@ -26,7 +26,8 @@ def new_model(kind):
     if kind == "gpt2":
         model = GPT2(GPT2Config(**SIZES, max_position_embeddings=64))
     else:
-        model = Llama(LlamaConfig(**SIZES, max_position_embeddings=64, qkv_bias=kind == "qwen2"))
+        how = {"qkv_bias": kind == "qwen2", "sliding_window": 5 if kind == "mistral" else None}
+        model = Llama(LlamaConfig(**SIZES, max_position_embeddings=64, **how))
     for weight in model.parameters():
         weight.data.normal_(std=0.5)
     return model.requires_grad_(False)
@@ -74,7 +75,7 @@ def test_with_a_table_the_tokens_stay_the_same(kind, attention, taken):
     assert {shape for _, shape in taken} == set(product_shapes(model))
 
 
-@pytest.mark.parametrize(("kind", "per_layer"), [("llama", 7), ("qwen2", 7), ("gpt2", 4)])
+@pytest.mark.parametrize(("kind", "per_layer"), [("llama", 7), ("qwen2", 7), ("mistral", 7), ("gpt2", 4)])
 def test_the_number_of_rows_chooses_every_product(kind, per_layer, taken):
     """A prompt of 7 tokens is 7 rows in all layers and 1 row in the head. Each later token is 1 row everywhere."""
     model = new_model(kind)
@@ -155,7 +156,8 @@ def test_the_kernels_themselves_serve(shapes_unchecked):
 
 
 def test_shapes_are_those_of_all_products():
-    assert product_shapes(new_model("llama")) == [(16, 16), (24, 16), (16, 24), (48, 16)]
+    for kind in ("llama", "mistral"):
+        assert product_shapes(new_model(kind)) == [(16, 16), (24, 16), (16, 24), (48, 16)]
     assert product_shapes(new_model("gpt2")) == [(48, 16), (16, 16), (24, 16), (16, 24)]
 
 

@@ -467,6 +467,7 @@ def test_ctrl_c_during_generate_leaves_a_usable_engine():
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS * 20, SamplingParams(max_tokens=400, ignore_eos=True))
+    assert llm.step() == []  # in which listeners hear what they have not heard yet
     assert not llm.has_unfinished
     assert nothing_is_held(llm)
     assert llm.generate(PROMPTS[:1], GREEDY)[0].token_ids == unserved(PROMPTS[0])

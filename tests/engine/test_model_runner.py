@@ -2,12 +2,13 @@
 
 import random
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from exact_model import VOCAB, ExactModel
 
-from pagewise.engine import LLM, SamplingParams, model_runner
+from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.config import EngineConfig
 from pagewise.engine.model_runner import DecodeGraphs
 from pagewise.models import tiny_model
@@ -22,8 +23,8 @@ def engine(**options):
 
 def batches_of(llm):
     """The batches of every step from now on."""
-    seen, forward = [], llm.runner.forward
-    llm.runner.forward = lambda batch: (seen.append(batch), forward(batch))[1]
+    seen, step = [], llm.runner.step
+    llm.runner.step = lambda batch: (seen.append(batch), step(batch))[1]
     return seen
 
 
@@ -59,11 +60,12 @@ class Replayed:
 
     def __init__(self, runner, static, note):
         self.runner, self.static, self.note = runner, static, note
-        self.logits = runner.forward(static).clone()
+        self.logits = runner.step(static).clone()
 
     def replay(self):
         self.note(len(self.static.seq_lens))
-        self.logits.copy_(self.runner.forward(self.static))
+        with mock.patch.object(self.runner, "_graphs", None):
+            self.logits.copy_(self.runner.step(self.static))
 
 
 class Captured(list):
@@ -79,11 +81,10 @@ def captured_graphs(monkeypatch):
     """Return which graphs were captured, and which were replayed."""
     found = Captured()
 
-    def capture(graphs, size, width):
-        static = model_runner._empty(size, width, torch.device("cpu"))
+    def capture(graphs, static):
         graph = Replayed(graphs._runner, static, found.replayed.append)
-        found.append((size, width))
-        return graph, static, graph.logits
+        found.append(tuple(static.block_tables.shape))
+        return graph, graph.logits
 
     monkeypatch.setattr(DecodeGraphs, "_capture", capture)
     return found

@@ -12,8 +12,9 @@ import torch
 from exact_model import row as row_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pagewise.engine import SamplingParams, sampling
-from pagewise.engine.sampling import TokenCounts, adjusted, chosen_seed, likeliest, sample, uniform
+from pagewise.engine import LLM, SamplingParams, sampling
+from pagewise.engine.sampling import TokenCounts, adjusted, likeliest, sample, uniform
+from pagewise.models import tiny_model
 
 VOCAB = 12
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 2
@@ -442,13 +443,14 @@ def test_two_spellings_of_the_same_parameters_are_equal():
 
 
 def test_without_a_seed_torchs_generator_gives_one():
+    llm = LLM(tiny_model()[0], num_blocks=8)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        first = chosen_seed(SamplingParams())
+        first = llm.prepare([1], SamplingParams()).seed
         torch.manual_seed(5)
-        assert chosen_seed(SamplingParams()) == first
-        assert chosen_seed(SamplingParams()) != first
-    assert chosen_seed(SamplingParams(seed=9)) == 9
+        assert llm.prepare([1], SamplingParams()).seed == first
+        assert llm.prepare([1], SamplingParams()).seed != first
+    assert llm.prepare([1], SamplingParams(seed=9)).seed == 9
 
 
 @pytest.mark.parametrize("vocab", [1001, 1024])

@@ -381,10 +381,14 @@ def test_refused_drafts_are_not_shared_and_hold_no_block(planned):
 
 def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
     replayed = []
-    monkeypatch.setattr(
-        DecodeGraphs, "run", lambda graphs, batch: (replayed.append(batch), graphs._runner.forward(batch))[1]
-    )
-    monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: None)
+
+    def run(graphs, batch):
+        replayed.append(batch)
+        with mock.patch.object(graphs._runner, "_graphs", None):
+            return graphs._runner.step(batch)
+
+    monkeypatch.setattr(DecodeGraphs, "run", run)
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: (None, None))
     llm = engine()
     llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
     ids = {llm.add_request(*one): one[1] for one in requests(6)}

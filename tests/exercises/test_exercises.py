@@ -371,7 +371,7 @@ def test_lesson_9_ends_with_an_engine_that_gives_the_tokens_of_the_package(model
         last = numbers["cu_seqlens_q"][1:] - 1
         batch = Batch([], token_ids=torch.tensor(token_ids), logits_for=last, block_tables=padded.int(), **numbers)
         narrow = {name: numbers[name].int() for name in ("seq_lens", "cu_seqlens_q")}
-        return small.runner.forward(batch._replace(**narrow))
+        return small.runner.step(batch._replace(**narrow))
 
     mine = solutions["small_engine"](forward, requests, 12, 4, 4, 64)
     sampling = [SamplingParams(max_tokens=new, temperature=0, ignore_eos=True) for _, new in requests]

@@ -18,8 +18,6 @@
 - profile: measures the parts of a step.
 - command_line: the options that both commands share.
 - interrupts: delays Ctrl-C until the bookkeeping of a step is complete.
-
-`pagewise.experiments.engine_benchmark` measures the engine, with `engine_workload` and `engine_results`.
 """
 
 from pagewise.engine.llm import LLM

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from pagewise.engine.config import DTYPES, GENERATION_CONFIGS, MEMORIES, EngineConfig
+from pagewise.engine.config import DTYPES, MEMORIES, EngineConfig
 from pagewise.flash_decoding_plus_plus import Dataflow
 
 Option = tuple[str, type | Collection[str], str]  # a field, its type or its values, and what it means
@@ -22,7 +22,7 @@ OPTIONS: tuple[Option, ...] = (
     ("kv_cache_dtype", ("float8_e4m3fn", "float8_e5m2"), "by default the model's"),
     ("k_scale", float, "a float8 cache stores k / N"),
     ("v_scale", float, "a float8 cache stores v / N"),
-    ("generation_config", GENERATION_CONFIGS, "auto: what the checkpoint recommends, where a request gives nothing"),
+    ("generation_config", ("auto", "none"), "auto: what the checkpoint recommends, where a request gives nothing"),
     ("tensor_parallel", int, "processes that share the model; by default those of torchrun, or 1"),
     ("context_parallel", int, "processes that share the tokens of each sequence"),
     ("group_timeout", float, "seconds that a process waits for the others"),

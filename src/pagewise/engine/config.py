@@ -7,9 +7,9 @@ depends on the model and on the machine.
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,13 @@ from pagewise.engine.request import Request
 from pagewise.engine.sampling import Row, sample
 from pagewise.engine.sampling_params import SamplingParams
 from pagewise.flash_decoding_plus_plus import Dataflow, UnifiedMax
+from pagewise.models import Attend
 from pagewise.paged_attention import in_cuda
 from pagewise.paged_blocks.write import check_scales
 from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_flag, check_number
 from pagewise.tools.device import best_device, choose_backend
 from pagewise.tools.sizes import cdiv
 
-SCHEDULERS = ("naive", "static", "continuous")
-GENERATION_CONFIGS = ("auto", "none")
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*FLOATS, torch.float64)}
 MEMORIES = {  # by the name of the attention; only what is asked for is imported
     "paged": ("pagewise.engine.paged_memory", "PagedMemory"),
@@ -117,10 +116,10 @@ class EngineConfig:
         check_counts(minimum=0, speculate=self.speculate)
         check_number("group_timeout", self.group_timeout, low=0.0)
         check_scales(self.k_scale, self.v_scale)
-        known = {"attention": tuple(MEMORIES), "scheduler": SCHEDULERS, "generation_config": GENERATION_CONFIGS}
-        for name, values in known.items():
-            if (value := getattr(self, name)) not in values:
-                raise ValueError(f"{name} must be {_one_of(values)}, got {value!r}")
+        for field in fields(self):
+            known, value = get_args(field.type), getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in known:
+                raise ValueError(f"{field.name} must be {_one_of(known)}, got {value!r}")
         if self.prefix_cache is None:
             object.__setattr__(self, "prefix_cache", self.attention != "dense")
         check_flag("prefix_cache", self.prefix_cache)
@@ -253,18 +252,23 @@ class EngineConfig:
         return new(self, sizes, device, dtype)
 
 
-@torch.inference_mode()
-def step_nbytes(model: nn.Module, num_tokens: int, num_seqs: int) -> int:
-    """Compute a step of `num_tokens` tokens that draws `num_seqs` tokens, and return the most bytes that it takes.
-
-    Attention returns its queries, because its own memory is small. vLLM's profile run leaves it out, too.
-    """
-    device, config = next(model.parameters()).device, model.config
+def without_attention(model: nn.Module) -> Attend:
+    """Return an `attend` for this model that returns its queries."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q
 
-    attend.sliding_window = getattr(config, "sliding_window", None)
+    attend.sliding_window = getattr(model.config, "sliding_window", None)  # the model checks it
+    return attend
+
+
+@torch.inference_mode()
+def step_nbytes(model: nn.Module, num_tokens: int, num_seqs: int) -> int:
+    """Compute a step of `num_tokens` tokens that draws `num_seqs` tokens, and return the most bytes that it takes.
+
+    Attention is left out, because its own memory is small. vLLM's profile run leaves it out, too.
+    """
+    device, config, attend = next(model.parameters()).device, model.config, without_attention(model)
     torch.cuda.reset_peak_memory_stats(device)
     before, tokens = torch.cuda.memory_allocated(device), torch.arange(num_tokens, device=device)
     positions = tokens % config.max_position_embeddings

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
+from pagewise.engine.config import without_attention
 from pagewise.flash_decoding_plus_plus import Dataflow
 from pagewise.flash_decoding_plus_plus.dataflow import device_label
 
@@ -42,7 +43,7 @@ def product_shapes(model: nn.Module) -> list[tuple[int, int]]:
 
     token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
     with LinearBy(compute):
-        model(token, token, lambda layer, q, k, v: q)
+        model(token, token, without_attention(model))
     return list(dict.fromkeys(shapes))
 
 

@@ -32,7 +32,7 @@ from pagewise.engine.model_runner import ModelRunner
 from pagewise.engine.profile import Profile
 from pagewise.engine.prompts import sampling_defaults, special_stops, token_ids
 from pagewise.engine.request import Choice, Chunk, Listener, Output, Piece, Request, Sequence
-from pagewise.engine.sampling import Row, chosen_seed, sample, scored
+from pagewise.engine.sampling import Row, sample, scored
 from pagewise.engine.sampling_params import Pick, SamplingParams
 from pagewise.engine.scheduler import Scheduler
 from pagewise.engine.text import Text
@@ -58,6 +58,8 @@ class LLM(AbstractContextManager):
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it.
     """
+
+    profile = Profile  # `with llm.profile() as profile:` measures what steps do
 
     def __init__(
         self, model: str | Path | nn.Module, config: EngineConfig | None = None, *, tokenizer: Any = None, **fields: Any
@@ -216,8 +218,10 @@ class LLM(AbstractContextManager):
         ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else self._ends)
         if sampling.stop_strings:
             ends |= special_stops(self.tokenizer, sampling.stop_strings)
+        draws_seed = sampling.seed is None and not sampling.greedy
+        seed = int(torch.randint(2**63 - 1, ())) if draws_seed else sampling.seed or 0
         try:
-            request = Request(tokens, sampling, self.tokenizer, ends, chosen_seed(sampling))
+            request = Request(tokens, sampling, self.tokenizer, ends, seed)
         except Exception as error:
             said = f"prompt must be tokens that the tokenizer decodes: it raised {described(error)}"
             raise ValueError(said) from error
@@ -281,10 +285,6 @@ class LLM(AbstractContextManager):
     def has_unfinished(self) -> bool:
         """Whether a step has something to compute or to return."""
         return bool(self._requests or self._ended or self._pieces)
-
-    def profile(self) -> Profile:
-        """A context manager that marks what steps do, see `pagewise.engine.profile`."""
-        return Profile()
 
     def _step(self) -> None:
         """Compute one step, and let listeners hear of it. If computing raises, all its requests wait again."""

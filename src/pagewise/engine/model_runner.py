@@ -38,16 +38,15 @@ class ModelRunner:
             self._products = PackedWeights(model, most=free_memory() // 4 // config.num_processes)
         else:
             self._products = products_by(model, config.dataflow)
-        self.model = model
-        captures = weight.is_cuda and config.attention == "paged" and config.backend == "triton"
-        self._graphs = DecodeGraphs(self, config) if captures and config.memory is None else None
+        self.model, self._graphs = model, None
+        if weight.is_cuda and config.attention == "paged" and config.backend == "triton" and config.memory is None:
+            self._graphs = DecodeGraphs(self, config)
 
     def run(self, chunks: list[Chunk]) -> Float[Tensor, "n vocab"]:
         """Return the logits after the last `num_logits` tokens of each chunk. Write all K and V into memory."""
         with Profile.span("build batch"):
             batch = self.memory.batch(chunks)
-        decoding = len(batch.token_ids) == len(chunks)
-        with Profile.span("decode" if decoding else "prefill"), self.together(batch):
+        with Profile.span("decode" if len(batch.token_ids) == len(chunks) else "prefill"), self.together(batch):
             return self.step(batch)
 
     @torch.inference_mode()
@@ -55,14 +54,11 @@ class ModelRunner:
         """Compute one step. All processes of an engine call this method with the same batch."""
         if self._graphs is not None and len(batch.token_ids) == len(batch.seq_lens):  # all decode
             return self._graphs.run(batch)
-        return self.forward(batch)
-
-    def forward(self, batch: Batch) -> Float[Tensor, "n vocab"]:
-        """Run the model once. The tokens of the batch are one row of its input."""
         if hasattr(self.memory, "part_of"):  # context parallelism: this process computes some rows
             batch = self.memory.part_of(batch)
         attend = self.memory.attention(batch)
         with Profile.span("model"), self._products:
+            # the tokens of the batch are one row of the model's input
             return self.model(batch.token_ids[None], batch.positions[None], attend, logits_for=batch.logits_for)[0]
 
 
@@ -75,17 +71,21 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
-        self._runner, self._device, self._pool = runner, runner.memory.device, None
+        self._runner, device, self._pool = runner, runner.memory.device, None
         sizes = [1, 2, 4, *range(8, config.max_num_seqs + 8, 8)]
         self._sizes = sizes[: bisect_left(sizes, config.max_num_seqs) + 1]
         width = min(config.num_blocks, cdiv(config.max_model_len, config.block_size))
-        # the largest first, so that the others find their memory in its pool
-        self._captured = {size: self._capture(size, width) for size in reversed(self._sizes)}
+        self._captured = {}
+        for size in reversed(self._sizes):  # the largest first, so that the others find their memory in its pool
+            rows, zeros = torch.arange(size + 1, device=device), torch.zeros(size, dtype=torch.int64, device=device)
+            tables = torch.zeros(size, width, dtype=torch.int32, device=device)
+            static = Batch([], zeros, zeros.clone(), rows[:-1], zeros - 1, tables, zeros.int(), rows.int())
+            self._captured[size] = static, *self._capture(static)
 
     def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return the logits of the rows that `batch.logits_for` names."""
         size = self._sizes[bisect_left(self._sizes, len(batch.seq_lens))]
-        graph, static, logits = self._captured[size]
+        static, graph, logits = self._captured[size]
         self._runner.memory.cache.copy_blocks(batch.copies)
         B, M = batch.block_tables.shape
         for name, nothing in {"token_ids": 0, "positions": 0, "slots": -1, "seq_lens": 0}.items():
@@ -95,22 +95,16 @@ class DecodeGraphs:
         graph.replay()
         return logits[batch.logits_for]
 
-    def _capture(self, size: int, width: int) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
-        static = _empty(size, width, self._device)
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
+    def _capture(self, static: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Return the graph of a step with these buffers, and its logits."""
+        usual = torch.cuda.current_stream(static.slots.device)
+        side = torch.cuda.Stream(usual.device)
+        side.wait_stream(usual)
         with torch.cuda.stream(side):  # compiles and tunes kernels, which is not allowed during a capture
-            self._runner.forward(static)
-        torch.cuda.current_stream(self._device).wait_stream(side)
+            self._runner.step(static)
+        usual.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._runner.forward(static)
+            logits = self._runner.step(static)
         self._pool = graph.pool()
-        return graph, static, logits
-
-
-def _empty(size: int, width: int, device: torch.device) -> Batch:
-    """Return a decode step of `size` rows that write nowhere and see no key."""
-    rows, zeros = torch.arange(size + 1, device=device), torch.zeros(size, dtype=torch.int64, device=device)
-    block_tables = torch.zeros(size, width, dtype=torch.int32, device=device)
-    return Batch([], zeros, zeros.clone(), rows[:-1], zeros - 1, block_tables, zeros.int(), rows.int())
+        return graph, logits

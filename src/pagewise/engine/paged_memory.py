@@ -74,24 +74,17 @@ class PagedMemory(BlockMemory):
     """Blocks of a `PagedKVCache`."""
 
     def __init__(self, config: EngineConfig, sizes: KVSizes, device: torch.device, dtype: torch.dtype) -> None:
-        self.cache = PagedKVCache(
-            sizes.num_hidden_layers,
-            config.num_blocks,
-            config.block_size,
-            sizes.num_key_value_heads,
-            sizes.head_dim,
-            dtype=config.kv_cache_dtype or dtype,
-            device=device,
-            layout="vllm" if config.backend == "cuda" else "nhd",
-        )
+        (layers, Hkv, D, window), N, P = sizes, config.num_blocks, config.block_size
+        dtype, layout = config.kv_cache_dtype or dtype, "vllm" if config.backend == "cuda" else "nhd"
+        self.cache = PagedKVCache(layers, N, P, Hkv, D, dtype=dtype, device=device, layout=layout)
         super().__init__(config, self.cache.nbytes)
         self.backend, self.device = config.backend, device
         self.k_scale, self.v_scale = float(config.k_scale), float(config.v_scale)
         writes = choose_backend("auto", self.cache.k.device)  # attention may have another backend
         self._how_to_write = {"k_scale": self.k_scale, "v_scale": self.v_scale, "backend": writes}
         # attention multiplies its scores by k_scale, which costs less than multiplying every key
-        scale = DECODING.scale_for(sizes.head_dim) * self.k_scale
-        self._options = DECODING._replace(scale=scale, window=sizes.sliding_window)
+        scale = DECODING.scale_for(D) * self.k_scale
+        self._options = DECODING._replace(scale=scale, window=window)
 
     def batch(self, chunks: list[Chunk]) -> Batch:
         """Return a step with its block tables, and with the copies of blocks that it begins with."""

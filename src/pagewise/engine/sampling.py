@@ -32,13 +32,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from pagewise.engine.request import Request, Sequence
-from pagewise.engine.sampling_params import Pick, SamplingParams
+from pagewise.engine.sampling_params import Pick
 from pagewise.tools.cpp import CTensor, functions
 
 ROWS = 32  # of a prompt are scored at a time, because their copies in float32 and int64 are large
 IN_CACHE = 2**17  # logits in float32 that a core's cache holds beside their weights
-
-
 Limits = tuple[float, float, float, float, float]  # `SamplingParams.limits`, and the number u
 
 
@@ -90,9 +88,7 @@ def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]
         places.append((row.logits, len(changing) if row.request.sampling.changes else -1))
         if row.request.sampling.changes:
             changing.append(row)
-    changed = logits
-    if changing:
-        changed = adjusted(logits[[row.logits for row in changing]].float(), changing)
+    changed = adjusted(logits[[row.logits for row in changing]].float(), changing) if changing else logits
     numbers, places = torch.tensor(how, dtype=torch.float64), torch.tensor(places)
     tokens, logprobs = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
     tensors = CTensor(logits.data_ptr(), logits.stride()), CTensor(changed.data_ptr(), changed.stride())
@@ -106,8 +102,7 @@ def _in_torch(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limit
         logits = logits[wanted]
     logits = logits.float()
     sums = logits.logsumexp(dim=-1, keepdim=True)
-    changes = any(row.request.sampling.changes for row in rows)
-    scores = adjusted(logits.clone(), rows) if changes else logits
+    scores = adjusted(logits.clone(), rows) if any(row.request.sampling.changes for row in rows) else logits
     best, tokens = scores.max(dim=-1, keepdim=True)
     by_order: dict[tuple[bool, bool], list[int]] = {}  # so that no row sorts more of the vocabulary than it needs
     for i, (temperature, top_k, top_p, *_) in enumerate(how):
@@ -216,13 +211,6 @@ def uniform(seed: int, choice: int, position: int) -> float:
     """Return a number in [0, 1): the first 53 bits of a hash of the three numbers."""
     digest = hashlib.blake2b(struct.pack("<qqq", seed, choice, position), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
-
-
-def chosen_seed(sampling: SamplingParams) -> int:
-    """Return the seed of a request, or one that torch's generator draws. It is 0 where nothing is drawn with it."""
-    if sampling.seed is not None:
-        return sampling.seed
-    return 0 if sampling.greedy else int(torch.randint(2**63 - 1, ()))
 
 
 class TokenCounts:

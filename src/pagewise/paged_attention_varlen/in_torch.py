@@ -64,26 +64,27 @@ class PlanInTorch:
             # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits a
             # sequence is alone in its group, because its bits must not depend on other sequences.
             alike[keys.bit_length() if self.step.splits is None else b].append(member)
-        return list(map(functools.partial(self._group, T), alike.values()))
+        tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
+        groups = []
+        for together in alike.values():
+            b, start, first, num_keys = torch.tensor(together, device=device).T[:, :, None]  # each [B, 1]
+            queries, S = torch.arange(T, device=device), int(num_keys.max())
+            columns = torch.arange(S, device=device)
+            keys = first + columns.minimum(num_keys - 1)
+            positions = (num_keys - T + queries)[:, None]
+            is_causal, mask = S == T and self.step.options.window is None, None
+            if not is_causal:
+                hidden = ~visibility(positions[..., None] - columns, self.step.options)
+                zeros = torch.zeros(hidden.shape, device=device)
+                mask = zeros.masked_fill(hidden, -torch.inf) if hidden.any() else None
+            padding = (columns >= num_keys).flatten().nonzero()[:, 0]
+            slots = tables[b, keys // P].long() * P + keys % P
+            groups.append(Group(start + queries, slots, positions, is_causal, mask, padding))
+        return groups
 
     @functools.cached_property
     def _groups_of_single(self) -> list[Group]:
         return self._groups(1, self._single)
-
-    def _group(self, T: int, members: list[Member]) -> Group:
-        tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
-        b, start, first, num_keys = torch.tensor(members, device=device).T[:, :, None]  # each [B, 1]
-        queries, S = torch.arange(T, device=device), int(num_keys.max())
-        columns = torch.arange(S, device=device)
-        keys = first + columns.minimum(num_keys - 1)
-        positions = (num_keys - T + queries)[:, None]
-        is_causal, mask = S == T and self.step.options.window is None, None
-        if not is_causal:
-            hidden = ~visibility(positions[..., None] - columns, self.step.options)
-            mask = torch.zeros(hidden.shape, device=device).masked_fill(hidden, -torch.inf) if hidden.any() else None
-        padding = (columns >= num_keys).flatten().nonzero()[:, 0]
-        slots = tables[b, keys // P].long() * P + keys % P
-        return Group(start + queries, slots, positions, is_causal, mask, padding)
 
     def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
         """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
