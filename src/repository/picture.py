@@ -44,6 +44,7 @@ def times() -> tuple[float, float]:
 
 
 def rectangle(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """Return a rectangle of SVG with the class `kind`."""
     return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"/>'
 
 

@@ -25,6 +25,7 @@ PARTITION = {"partition_size": 32}  # tokens, so that the longest sequence has t
 
 
 def paged(attend: Callable[..., Tensors], options: dict[str, Any], dtype: torch.dtype) -> Case:
+    """A decode step of three sequences, one of them empty, over a cache in vLLM's layout."""
     inputs = Paged.of(LENS, [1, 1, 1], D, dtype, dtype)
     tensors = (inputs.q, *to_vllm_layout(inputs.k_cache, inputs.v_cache), inputs.tables, inputs.lens)
 
@@ -51,6 +52,7 @@ def flash(attend: Callable[..., Tensors], head_size: int, dtype: torch.dtype, *,
 
 
 def product(multiply: Callable[[Tensor, Tensor], Tensor], num_rows: int, dtype: torch.dtype) -> Case:
+    """`num_rows` rows of 72 numbers by 40 rows of a weight."""
     x, w = normal(num_rows, 72).to(dtype), normal(40, 72, seed=1).to(dtype)
     return Case(lambda: (multiply(x, w),), lambda dtype: (x.to(dtype) @ w.to(dtype).mT,))
 

@@ -28,6 +28,7 @@ from pagewise.tools.sizes import cdiv
 
 
 def paged_decode(dtype: torch.dtype, D: int, options: bool = False) -> Case:
+    """Lesson 5's first rung: one query of each sequence, over blocks."""
     from pagewise.kernels.paged_attention import paged_decode_kernel
 
     inputs = Paged.of(LENS, [1, 1, 1], D, dtype, dtype)
@@ -62,12 +63,14 @@ def split(kernel: Any, phi: tuple[float, ...], dtype: torch.dtype, D: int) -> Ca
 
 
 def split_decode(dtype: torch.dtype, D: int, options: bool = False) -> Case:
+    """Lesson 7's first rung. Each split has a maximum of its own."""
     from pagewise.kernels.flash_decoding import split_decode_kernel
 
     return split(split_decode_kernel, (), dtype, D)
 
 
 def unified_max(dtype: torch.dtype, D: int, options: bool = False) -> Case:
+    """Lesson 8's first rung. All splits have the same φ, which is 1."""
     from pagewise.kernels.flash_decoding_plus_plus import unified_max_kernel
 
     return split(unified_max_kernel, (1.0,), dtype, D)

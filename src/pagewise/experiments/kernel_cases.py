@@ -59,6 +59,7 @@ def of_scores(options: bool) -> dict[str, Any]:
 
 
 def softmax(dtype: torch.dtype, D: int, options: bool) -> Case:
+    """Lesson 3's online softmax of three rows. Options: a row whose first tile holds −∞ alone."""
     x = normal(3, 2 * D + 5).to(dtype)
     tile = padded(D)
     x[1, : tile if options else 0] = -torch.inf  # a whole tile without a number
@@ -125,6 +126,7 @@ LENS = [70, 0, 33]
 
 
 def of_cache(options: bool) -> dict[str, Any]:
+    """Return the options of scores, and the scales of a float8 cache, if there are options."""
     return of_scores(options) | ({"k_scale": 0.5, "v_scale": 3.0} if options else {})
 
 
@@ -175,6 +177,8 @@ def decode(dtype: torch.dtype, D: int, options: bool) -> Case:
 
 
 def of_dense(q: Tensor, k: Tensor, v: Tensor, run: Callable[..., Tensor], **options: Any) -> Case:
+    """Return the case of a function of dense keys that cuts them in three splits and returns its output alone."""
+
     def naive(dtype: torch.dtype) -> Tensors:
         return (attention(*(x.to(dtype) for x in (q, k, v)), **options),)
 
@@ -209,6 +213,7 @@ def gradients_of(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(out: Tensor, lse: Tensor) -> Tensor:
+    """Return a loss with the gradients of `gradients_of`."""
     d_out, d_lse = gradients_of(out, lse)
     return (out * d_out).sum() + (seen(lse)[..., 0] * d_lse).sum()
 

@@ -15,6 +15,7 @@ SCALARS = f"{BITS} {INTEGERS} f32 f64"
 
 
 def names(written: str) -> frozenset[str]:
+    """Return the words of a text, as a set of names."""
     return frozenset(written.split())
 
 

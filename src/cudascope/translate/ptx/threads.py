@@ -51,6 +51,7 @@ def elect(name: str, words: list[str], operands: list[str], scope: Scope) -> str
 
 
 def active_mask(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`activemask.b32 d;`: the lanes of the warp that are at this instruction together."""
     expect(name, operands, 1)
     return assign(operands[0], "__activemask()", scope)
 
@@ -77,6 +78,7 @@ def barrier(name: str, words: list[str], operands: list[str], scope: Scope) -> s
 
 
 def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`fence.acq_rel.gpu;`, `membar.gl;`, `fence.proxy.async;`: writes before it are seen before those behind it."""
     kinds = ("async", "async::generic", "alias", "tensormap::generic")
     if words[:1] == ["proxy"] and words[1:2] and words[1] not in kinds:
         raise Unknown(name)
@@ -84,6 +86,7 @@ def fence(name: str, words: list[str], operands: list[str], scope: Scope) -> str
 
 
 def branch(name: str, words: list[str], operands: list[str], scope: Scope) -> str:
+    """`bra label;`"""
     expect(name, operands, 1)
     return f"goto {scope.label(operands[0])};"
 
