@@ -38,8 +38,8 @@ if importlib.util.find_spec("beartype"):
     def _jaxtyped(function=None, **options):
         """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.
 
-        The checks of a function are made at its first checked call, as most functions have none in a worker. A function
-        within a function is made at each call of that, and to check it would be compiled each time.
+        The checks of a function are made at its first checked call, because a worker calls few of all functions. A
+        function within a function has no checks: they would be compiled at each call of the outer one.
         """
         if "<locals>" in getattr(function, "__qualname__", ""):
             return function

@@ -82,9 +82,12 @@ def label(case: Case) -> str:
     return "-".join(str(part).removeprefix("torch.") for part in parts)
 
 
-def one_in_three(cases: Sequence) -> list:
-    """Every third case, and all of them with PAGEWISE_FULL=1: for mistakes, which test the tests, and slow cases."""
-    return list(cases if is_full() else cases[::3])
+def one_in_three(cases: Sequence, number: int = 0) -> list:
+    """Every third case, and all of them with PAGEWISE_FULL=1: for mistakes, which test the tests, and slow cases.
+
+    Tests with successive numbers get different thirds.
+    """
+    return list(cases if is_full() else cases[number % 3 :: 3])
 
 
 def in_turns(cases: Sequence, others: Sequence) -> list[tuple[Any, Any]]:

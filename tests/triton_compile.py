@@ -1,10 +1,13 @@
 """Compiles Triton kernels for a GPU that need not be there, and says what each needs of it.
 
 Where kernels are interpreted, Triton's own library is too, so compiling happens in a second process that has
-`TRITON_INTERPRET=0`. It is started at the first call, serves all others, and ends with the tests.
+`TRITON_INTERPRET=0`. It is started at the first call, serves all others, and ends with the tests. Its answers are kept
+in build/compiled/ for the next run, until a kernel, cudascope or Triton changes.
 """
 
 import functools
+import hashlib
+import importlib.metadata
 import inspect
 import json
 import os
@@ -14,6 +17,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
 
 
 class Compiled(NamedTuple):
@@ -80,12 +85,29 @@ def compile_launched(sm: int, name: str, call: Callable[[], Any]) -> Compiled:
 
 
 def _ask(**question: Any) -> dict[str, Any]:
-    worker = _worker()
-    worker.stdin.write(json.dumps(question) + "\n")
-    worker.stdin.flush()
-    answer = worker.stdout.readline()
-    assert answer, "the compiling process ended unexpectedly"
-    return json.loads(answer)
+    asked = json.dumps(question)
+    kept = ROOT / "build" / "compiled" / f"{hashlib.sha256((asked + _compiler()).encode()).hexdigest()}.json"
+    if not kept.exists():
+        worker = _worker()
+        worker.stdin.write(asked + "\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        assert answer, "the compiling process ended unexpectedly"
+        if "error" in json.loads(answer):
+            return json.loads(answer)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(answer)
+        unfinished.replace(kept)
+    return json.loads(kept.read_text())
+
+
+@functools.cache
+def _compiler() -> str:
+    """Return a hash of everything besides the question that decides an answer."""
+    files = [*ROOT.glob("kernels/*.py"), *ROOT.glob("src/cudascope/**/*.py"), Path(__file__)]
+    contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)]
+    return hashlib.sha256("".join([importlib.metadata.version("triton"), *contents]).encode()).hexdigest()
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from pagewise.tools.worker import Worker
 pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).parent / "never_hangs.cu"
-IMPATIENT, PATIENT = 0.1, 20.0  # cudascope.time_limit in seconds: of launches that hang, and of the others
+IMPATIENT, PATIENT = 0.3, 20.0  # cudascope.time_limit in seconds: of launches that hang, and of the others
 ANSWER = 60.0  # for an answer; the first one of each mode compiles
 MODES = {"plain": contextlib.nullcontext, "observe": cudascope.observe, "check": cudascope.check}
 NOBODY = -1

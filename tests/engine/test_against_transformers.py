@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from checkpoints import ARCHITECTURES, VOCAB, random_peer, save_random
-from covering import in_turns
+from covering import in_turns, one_in_three
 from torch import Tensor, nn
 
 from pagewise.engine import LLM, SamplingParams
@@ -58,7 +58,8 @@ def case(request, tmp_path_factory) -> Case:
 
 def test_what_is_compared_is_worth_comparing(case):
     """No text repeats itself, another first token soon changes the whole text, and no token is a close call."""
-    for prompt, text, logits in zip(case.prompts, case.texts, case.logits, strict=True):
+    cases = [*zip(case.prompts, case.texts, case.logits, strict=True)]
+    for prompt, text, logits in one_in_three(cases, [*ARCHITECTURES].index(case.architecture)):
         assert len(text) == NUM_TOKENS
         assert len(set(text)) >= 20
         assert len(set(text[32:])) >= 12
