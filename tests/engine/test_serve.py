@@ -88,6 +88,21 @@ def test_a_stream_is_the_whole_in_pieces(server, reference):
     assert last.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
 
 
+def test_a_whole_answer_is_in_the_order_of_its_prompts_and_needs_no_pieces(server, reference, monkeypatch):
+    step, pieces, prompts = server.llm.step, [], ["A", "B", "C"]
+
+    def last_one_first():
+        outputs = step()[::-1]
+        pieces.extend(server.engine._events)
+        return outputs
+
+    monkeypatch.setattr(server.llm, "step", last_one_first)
+    answer = server.post("/v1/completions", {"prompt": prompts, "max_tokens": 12, "temperature": 0})
+    outputs = reference.generate(prompts, GREEDY)
+    assert [(c["index"], c["text"]) for c in answer.json()["choices"]] == [(i, o.text) for i, o in enumerate(outputs)]
+    assert pieces == []
+
+
 def test_a_stream_ends_with_done_and_counts_only_when_asked(server):
     body = {"prompt": "A", "max_tokens": 3, "stream": True}
     answer = server.post("/v1/completions", body)

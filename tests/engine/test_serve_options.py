@@ -23,7 +23,6 @@ from serving import serving, soon, tiny_llm
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve import __main__ as command
-from pagewise.engine.serve import answer as serve_answer
 from pagewise.engine.serve import protocol
 from pagewise.engine.serve.app import make_app
 from pagewise.models.load import TINY
@@ -536,7 +535,6 @@ def test_a_client_that_closes_its_half_gets_its_answers(server, monkeypatch, str
 def test_a_client_that_has_gone_is_not_taken_for_one(server, monkeypatch, stream):
     """Its request waits for its first token, and ends all the same."""
     monkeypatch.setattr(protocol, "EVERY", 0.01)
-    monkeypatch.setattr(serve_answer, "QUIET", 0.01)
     held = hold_steps(server, monkeypatch)
     body = json.dumps(json.loads(BODY) | {"stream": stream})
     with connection(server) as client:
@@ -569,7 +567,7 @@ def test_a_client_of_http_1_0_is_sent_no_interim_answer(server):
 
 
 def test_a_stream_without_news_has_comments_only_for_a_client_that_may_have_gone(server, monkeypatch):
-    monkeypatch.setattr(serve_answer, "QUIET", 0.01)
+    monkeypatch.setattr(protocol, "EVERY", 0.01)
     both, held = hold(server), hold_steps(server, monkeypatch)
     body = json.dumps(json.loads(BODY) | {"stream": True})
     with connection(server) as usual, connection(server) as half:

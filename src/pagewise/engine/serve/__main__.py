@@ -46,11 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             llm.tokenizer.chat_template = template
         options = {"max_queue": asked.max_queue, "api_key": asked.api_key, "allow_origins": asked.allow_origin}
         app = asgi.make_app(llm, name=asked.name or asked.model or "tiny", **options)
-    except ModuleNotFoundError as error:
-        print(f"error: the server needs {error.name}: pip install 'attention-page-by-page[serve]'", file=sys.stderr)
-        return 2
     except (GroupLost, ImportError, OSError, TypeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        missing = isinstance(error, ModuleNotFoundError)
+        said = f"the server needs {error.name}: pip install 'attention-page-by-page[serve]'" if missing else error
+        print(f"error: {said}", file=sys.stderr)
         return 2
 
     if asked.log_requests:
@@ -72,10 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that has the address and does not listen yet, so that clients are refused until a model is there.
-
-    ValueError: there is no such address, or it is in use.
-    """
+    """Return a socket that does not listen yet, so clients are refused until a model is there, or raise ValueError."""
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be from 0 to {2**16 - 1}, got {port}")
     try:
@@ -106,9 +102,8 @@ def _chat_template(path: Path) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m pagewise.engine.serve", description="A server for OpenAI's clients: http://HOST:PORT/v1"
-    )
+    what = "A server for OpenAI's clients: http://HOST:PORT/v1"
+    parser = Parser(prog="python -m pagewise.engine.serve", description=what)
     parser.add_argument("--model", help="a folder or a hub id; default: the tiny model that ships with the package")
     parser.add_argument("--name", help="the name of the model for clients; default: as --model")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 also serves other machines")

@@ -2,22 +2,21 @@
 
     POST /v1/completions   /v1/chat/completions        GET /v1/models   /health   /metrics
 
-The first three are those of OpenAI's API, so that its client works. Errors have its form too (see `answer`). When a
-client hangs up, whether it reads a stream or waits for the whole, the server aborts its requests. /health answers at
-once, and says how long the step in progress takes already. /metrics is for Prometheus: see `metrics`. The logger
-`requests` gets a line for each POST, without its text.
+The first three are those of OpenAI's API, so that its client works. Errors have its form too. When a client hangs up,
+whether it reads a stream or waits for the whole, the server aborts its requests. /health answers at once, and says how
+long the step in progress takes already. The logger `requests` gets a line for each POST, without its text.
 """
 
 import asyncio
 import json
 import logging
 import re
-import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from hmac import compare_digest
 from threading import Event
+from time import perf_counter, time
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -30,7 +29,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pagewise.engine import LLM, Output
+from pagewise.engine import LLM
 from pagewise.engine.request import Piece
 from pagewise.engine.serve.answer import Answer, Failure
 from pagewise.engine.serve.bodies import Body, ChatBody, CompletionBody
@@ -54,8 +53,7 @@ def make_app(
     With an `api_key`, a request to /v1 needs the header "Authorization: Bearer KEY", as OpenAI's clients send it.
     Browsers let the pages of `allow_origins` read answers (CORS): "http://localhost:3000", or "*" for all pages.
 
-    Raises:
-        ValueError, TypeError: max_queue is not a count, an origin is none, or the model has no tokenizer.
+    Raise ValueError or TypeError if max_queue is not a count, an origin is none, or the model has no tokenizer.
     """
     check_counts(max_queue=max_queue)
     check_origins(allow_origins)
@@ -65,29 +63,26 @@ def make_app(
         logger.warning('the tokenizer has no chat template: conversations become lines "role: text"')
     engine = EngineThread(llm, max_queue=max_queue)
     tokens = Tokens(llm)
-    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "pagewise"}
+    model = {"id": name, "object": "model", "created": int(time()), "owned_by": "pagewise"}
     model["max_model_len"] = tokens.context
 
     async def models(request: Request) -> Response:
         check_key(request, api_key)
-        if "name" not in request.path_params:
-            return JSONResponse({"object": "list", "data": [model]})
-        check_name(request.path_params["name"], name)
-        return JSONResponse(model)
+        asked = request.path_params.get("name")
+        check_name(asked, name)
+        return JSONResponse({"object": "list", "data": [model]} if asked is None else model)
 
     async def health(request: Request) -> Response:
         if engine.lost:
             return JSONResponse({"status": "lost"}, 503)
         state = {"running": len(llm.scheduler.running), "waiting": len(llm.scheduler.waiting)}
-        seconds = 0.0 if (began := engine.step_began) is None else time.perf_counter() - began
+        seconds = 0.0 if (began := engine.step_began) is None else perf_counter() - began
         return JSONResponse({"status": "ok", **state, "step_seconds": seconds})
 
     async def metrics(request: Request) -> Response:
         return Response(generate_latest(engine.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def refused(request: Request, error: Exception) -> Response:
-        if isinstance(error, ClientDisconnect):
-            return Response()  # no one reads it
         if isinstance(error, HTTPException):
             error = Failure(f"{request.method} {request.url.path}: {error.detail}", status=error.status_code)
         elif not isinstance(error, Failure):
@@ -106,7 +101,7 @@ def make_app(
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        exception_handlers=dict.fromkeys((Failure, HTTPException, ClientDisconnect, Exception), refused),
+        exception_handlers=dict.fromkeys((Failure, HTTPException, Exception), refused),
         middleware=[Middleware(CORSMiddleware, **browsers)] if allow_origins else [],
         lifespan=engine.running,
     )
@@ -124,19 +119,20 @@ class Endpoint:
         answer = Answer(self.body.id_prefix, self.name)
         try:
             await self.respond(Request(scope, receive), send, answer)
+        except ClientDisconnect:
+            answer.end = "abort"
         except Exception as error:
-            answer.end = "abort" if isinstance(error, ClientDisconnect) else str(getattr(error, "status", 500))
+            answer.end = str(getattr(error, "status", 500))
             raise
         except asyncio.CancelledError:  # the server ends, and does not wait any longer
             self.engine.cut_off = True
             error = Failure("the server ended before the answer was complete", status=503)
             answer.end = str(error.status)
-            if not answer.sent_as:
+            if "streams" not in scope:
                 raise error from None
-            if answer.sent_as == "stream":
-                last = event(error.body).encode()
+            if scope["streams"]:
                 with suppress(asyncio.CancelledError):  # a client that reads nothing hears nothing
-                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                    await send({"type": "http.response.body", "body": event(error.body).encode()})
         finally:
             requests.info(answer.line())
 
@@ -144,76 +140,59 @@ class Endpoint:
         """Answer a request, unless its client hangs up."""
         check_key(request, self.api_key)
         body = self.body.read(await read(request))
-        check_name(self.name if body.model is None else body.model, self.name)
+        check_name(body.model, self.name)
         if (number := len(body.prompts)) > self.engine.max_queue:
-            most = f"max_queue = {self.engine.max_queue}"
-            raise Failure(f"{number} prompts exceed {most}: send fewer at once", body.prompt_field)
+            said = f"{number} prompts exceed max_queue = {self.engine.max_queue}: send fewer at once"
+            raise Failure(said, body.prompt_field)
         with self.engine.reserved(answer, number):
-            if (outputs := await unless_hung_up(request.receive, self.outputs(body, answer))) is None:
-                return
+            await unless_hung_up(request.receive, self.submit(body, answer))
             if body.stream:
-                response: Response = StreamingResponse(self.events(body, answer, request.scope), headers=STREAM)
+                response: Response = StreamingResponse(self.events(body, answer), headers=STREAM)
             else:
-                response = await asyncio.to_thread(self.whole, body, answer, outputs)  # log-probabilities take a while
-            answer.sent_as = "stream" if body.stream else "whole"
+                response = await asyncio.to_thread(self.whole, body, answer)  # log-probabilities take a while
+            request.scope["streams"] = bool(body.stream)  # its client begins to get it, see also `Protocol`
             await response(request.scope, request.receive, send)
 
-    async def outputs(self, body: Body, answer: Answer) -> list[Output]:
-        """Submit the requests of a body. Return their outputs, or none if they are for a stream."""
+    async def submit(self, body: Body, answer: Answer) -> None:
+        """Submit the requests of a body. Wait for their outputs, unless they are for a stream."""
         left = Event()
         try:  # a thread tokenises, so that neither the event loop nor the engine waits for a long prompt
             prepared = await asyncio.to_thread(body.requests, self.tokens, left)
         finally:
             left.set()
         await self.engine.submit(answer, prepared, pieces=bool(body.stream))
-        if body.stream:
-            return []
-        found = {index: new async for index, new in answer if isinstance(new, Output)}
-        return [output for _, output in sorted(found.items())]
+        if not body.stream:
+            async for _ in answer:
+                pass
 
-    def whole(self, body: Body, answer: Answer, outputs: list[Output]) -> Response:
+    def whole(self, body: Body, answer: Answer) -> Response:
         """Return the answer in one piece."""
         choices = []
-        for index, output in enumerate(outputs):
+        for index, output in sorted(answer.outputs.items()):
             for number, (choice, logprobs) in enumerate(zip(output.choices, output.logprobs, strict=True)):
                 piece = Piece(output.request_id, number, choice.token_ids, choice.text, choice.finish_reason, logprobs)
                 choices.append(body.shown(index, answer.requests[index], piece, self.tokens))
-        return JSONResponse(answer.head | {"object": body.object, "choices": choices, "usage": usage(outputs)})
+        return JSONResponse(answer.head | {"object": body.object, "choices": choices, "usage": answer.usage()})
 
-    async def events(self, body: Body, answer: Answer, scope: Scope) -> AsyncIterator[str]:
+    async def events(self, body: Body, answer: Answer) -> AsyncIterator[str]:
         """Yield the answer as server-sent events, while the engine computes it."""
-        head, outputs, begun = answer.head | {"object": body.chunk_object}, [], set()
+        head, begun = answer.head | {"object": body.chunk_object}, set()
         if counted := (body.stream_options or {}).get("include_usage"):
             head["usage"] = None
         try:
-            async for index, new in answer:
-                if new is None:
-                    if scope.get("half_closed"):  # by `Protocol`
-                        yield ":\n\n"  # a comment: it shows who has left
-                elif isinstance(new, Output):
-                    outputs.append(new)
-                else:
-                    first = (index, new.choice) not in begun
-                    begun.add((index, new.choice))
-                    shown = partial(body.shown, index, answer.requests[index], new, self.tokens, first=first)
-                    choice = await asyncio.to_thread(shown) if first else shown()  # an echo may be long
-                    yield event(head | {"choices": [choice]})
+            async for index, piece in answer:
+                first = (index, piece.choice) not in begun
+                begun.add((index, piece.choice))
+                shown = partial(body.shown, index, answer.requests[index], piece, self.tokens, first=first)
+                choice = await asyncio.to_thread(shown) if first else shown()  # an echo may be long
+                yield event(head | {"choices": [choice]})
         except Failure as error:
             answer.end = str(error.status)
             yield event(error.body)
             return
         if counted:
-            yield event(head | {"choices": [], "usage": usage(outputs)})
+            yield event(head | {"choices": [], "usage": answer.usage()})
         yield "data: [DONE]\n\n"
-
-
-def usage(outputs: list[Output]) -> dict:
-    """Count the prompt tokens, those among them that the prefix cache had, and the generated tokens."""
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    completion = sum(len(choice.token_ids) for output in outputs for choice in output.choices)
-    cached = {"cached_tokens": sum(output.num_cached_tokens for output in outputs)}
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return counts | {"prompt_tokens_details": cached}
 
 
 def event(body: dict) -> str:
@@ -235,8 +214,8 @@ async def read(request: Request) -> bytes:
     return bytes(body)
 
 
-async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, list[Output]]) -> list[Output] | None:
-    """Return the result of `work`. If the client hangs up before, cancel `work` and return None."""
+async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for the end of `work`. If the client hangs up before, cancel `work` and raise ClientDisconnect."""
 
     async def hung_up() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -245,15 +224,17 @@ async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, list[Output
     first, second = asyncio.ensure_future(work), asyncio.ensure_future(hung_up())
     try:
         await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
-        return first.result() if first.done() else None
+        if not first.done():
+            raise ClientDisconnect
+        first.result()
     finally:
         first.cancel()
         second.cancel()
 
 
-def check_name(asked: str, served: str) -> None:
-    """Refuse a model name that this server does not serve."""
-    if asked != served:
+def check_name(asked: str | None, served: str) -> None:
+    """Refuse a model name that this server does not serve. None asks for the only model."""
+    if asked not in (None, served):
         message = f"there is no model {asked!r:.80} here, only {served!r}"
         raise Failure(message, "model", status=404, code="model_not_found")
 

@@ -12,7 +12,6 @@ stream and in a whole answer. Beams are sorted, best first.
 import re
 import reprlib
 from codecs import BOM_UTF8
-from dataclasses import fields
 from inspect import signature
 from threading import Event
 from typing import Annotated, Any, ClassVar, Literal
@@ -25,7 +24,6 @@ from pagewise.engine.request import Piece, Request
 from pagewise.engine.serve.answer import Failure
 from pagewise.engine.serve.tokens import Token, Tokens
 
-Steps = list[list[Token]]  # as `Tokens.steps` returns them
 MOST_STOPS, LONGEST_STOP = 16, 256  # all are searched for in every new piece of text, while others wait
 MOST_BIASES = 1024  # all are added in every step
 Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
@@ -39,6 +37,7 @@ NO_EFFECT |= {"prompt_cache_key", "prompt_cache_retention"}
 NEUTRAL = {"tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"]}
 NEUTRAL |= {"skip_special_tokens": True, "suffix": "", "echo": False, "response_format": {"type": "text"}}
 """Options of OpenAI's and vLLM's that are not implemented: the value of each that changes nothing."""
+CHOICES = {"tools": "tool_choice", "functions": "function_call"}  # "none": the first ones change nothing either
 
 
 class Body(BaseModel, strict=True, extra="allow"):
@@ -87,11 +86,9 @@ class Body(BaseModel, strict=True, extra="allow"):
             hint = " (half of a surrogate pair is not a character)" if "hex escape" in errors[0]["msg"] else ""
             raise Failure(f"{field or 'the body'}: {'; or: '.join(list(said)[:4])}{hint}", field) from error
         neutral = NEUTRAL | {"best_of": self.n or 1}
-        for tools, choice in (("tools", "tool_choice"), ("functions", "function_call")):
-            if self.model_extra.get(choice) == "none":
-                neutral[tools] = self.model_extra.get(tools)
         for name, value in self.model_extra.items():
-            if value is not None and name not in NO_EFFECT and (name not in neutral or value != neutral[name]):
+            unused = name in NO_EFFECT or self.model_extra.get(CHOICES.get(name)) == "none"
+            if value is not None and value != neutral.get(name) and not unused:
                 raise Failure(f"{name} = {reprlib.repr(value)} is not supported here", name)
         return self
 
@@ -102,10 +99,9 @@ class Body(BaseModel, strict=True, extra="allow"):
 
     def request(self, ids: list[int], tokens: Tokens, **more: Any) -> Request:
         """Return a request that the engine accepts. Refuse one that it does not: the error begins with its field."""
-        names = {field.name for field in fields(SamplingParams)} - {"logprobs"}
-        given = {name: value for name, value in self if name in names and value is not None}
+        given = self.model_dump(include={*SamplingParams.__match_args__}, exclude_none=True)
         try:
-            sampling = tokens.llm.sampling_params(**given | more, logprobs=self.num_likeliest)
+            sampling = tokens.llm.sampling_params(**given | more | {"logprobs": self.num_likeliest})
             if len(ids) + sampling.max_tokens > tokens.context:
                 raise tokens.too_long(len(ids), self.prompt_field, sampling.max_tokens)
             return tokens.llm.prepare(ids, sampling)
@@ -142,10 +138,10 @@ class CompletionBody(Body):
         return [self.prompt] if one else self.prompt
 
     def requests(self, tokens: Tokens, left: Event) -> list[Request]:
-        scores = self.echo and (self.logprobs is not None or self.max_tokens == 0)
-        more = {"prompt_logprobs": self.logprobs or 0} if scores else {}
+        scored = self.echo and (self.logprobs is not None or self.max_tokens == 0)
+        most = (self.logprobs or 0) if scored else None
         encoded = (tokens.encode(one, "prompt", left) if isinstance(one, str) else one for one in self.prompts)
-        return [self.request(ids, tokens, **more) for ids in encoded]
+        return [self.request(ids, tokens, prompt_logprobs=most) for ids in encoded]
 
     def shown(self, prompt: int, request: Request, piece: Piece, tokens: Tokens, *, first: bool = True) -> dict:
         if self.echo and first:
@@ -156,22 +152,17 @@ class CompletionBody(Body):
             piece = piece._replace(text=text + piece.text, logprobs=logprobs)
         return super().shown(prompt, request, piece, tokens, first=first)
 
-    def said(self, text: str, steps: Steps | None, *, first: bool) -> dict:
+    def said(self, text: str, steps: list[list[Token]] | None, *, first: bool) -> dict:
         if steps is None:
             return {"text": text, "logprobs": None}
         # of tokens with the same bytes, the chosen one or else the likeliest
-        likeliest = [{_key(token): token.logprob for token in reversed(step)} for step in steps]
+        likeliest = [{token.key: token.logprob for token in reversed(step)} for step in steps]
         columns = {
-            "tokens": [_key(step[0]) for step in steps],
+            "tokens": [step[0].key for step in steps],
             "token_logprobs": [step[0].logprob for step in steps],
             "top_logprobs": [None if None in top.values() else top for top in likeliest],
         }
         return {"text": text, "logprobs": columns}
-
-
-def _key(token: Token) -> str:
-    """Return the text of a token, or "bytes:…" for a part of a character, as OpenAI writes it."""
-    return f"bytes:{token.text}" if token.utf8 is not None and token.text.encode() != token.utf8 else token.text
 
 
 MOST_MESSAGES, MOST_PARTS = 4096, 4096  # per body and per message; other clients wait while each of them is read
@@ -194,8 +185,7 @@ class Message(BaseModel, strict=True, extra="allow"):
 class ChatBody(Body):
     """POST /v1/chat/completions: a conversation, which is one prompt."""
 
-    id_prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-    prompt_field = "messages"
+    id_prefix, object, chunk_object, prompt_field = "chatcmpl-", "chat.completion", "chat.completion.chunk", "messages"
 
     messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
     max_completion_tokens: Whole | None = None
@@ -222,11 +212,11 @@ class ChatBody(Body):
             most = max(1, tokens.llm.max_new_tokens(ids, n=max(self.n or 1, self.beam_width or 1)))
         return [self.request(ids, tokens, max_tokens=most)]
 
-    def said(self, text: str, steps: Steps | None, *, first: bool) -> dict:
+    def said(self, text: str, steps: list[list[Token]] | None, *, first: bool) -> dict:
         logprobs = None
         if steps is not None:  # of the chosen token, and of the likeliest ones
             named = [
-                [{"token": text, "logprob": p, "bytes": None if utf8 is None else [*utf8]} for text, utf8, p in step]
+                [{"token": text, "logprob": p, "bytes": None if utf8 is None else [*utf8]} for text, utf8, p, _ in step]
                 for step in steps
             ]
             logprobs = {"content": [chosen | {"top_logprobs": likeliest} for chosen, *likeliest in named]}
@@ -246,26 +236,21 @@ def chat_prompt(messages: list[Message], tokenizer: Any, variables: dict[str, An
         raise Failure("messages must hold at least one message, got none", "messages")
     template = getattr(tokenizer, "chat_template", None)
     known = template.get("default", "") if isinstance(template, dict) else template or ""
-    conversation = []
-    for message in messages:
-        role, content = message.role, message.content
-        if role == "developer" and "developer" not in known:
-            role = "system"
+    roles, chat = {} if "developer" in known else {"developer": "system"}, []
+    for role, content in ((message.role, message.content) for message in messages):
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-        conversation.append({"role": role, "content": text})
+        chat.append({"role": roles.get(role, role), "content": text})
     taken = {"messages", *signature(tokenizer.apply_chat_template).parameters} if template else set()
     for name in variables or ():
         if name in taken or name not in re.findall(r"\w+", known):
             raise Failure(f"chat_template_kwargs: the chat template has no option {name!r:.80}", "chat_template_kwargs")
     if not template:
-        return "".join("{role}: {content}\n".format_map(message) for message in conversation) + "assistant:", False
+        return "".join("{role}: {content}\n".format_map(message) for message in chat) + "assistant:", False
     try:
-        text = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=False, **variables or {}
-        )
+        text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **variables or {})
     except Exception as error:  # a template may raise anything
         raise Failure(f"messages do not fit the model's chat template: {error}", "messages") from error
-    for message in conversation:
+    for message in chat:
         # the thoughts of an assistant may be left out
         if message["role"] != "assistant" and message["content"].strip() not in text:
             raise Failure(f"messages: the model's chat template leaves out {reprlib.repr(message)}", "messages")

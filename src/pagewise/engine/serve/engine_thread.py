@@ -22,7 +22,6 @@ from pagewise.engine.request import Piece, Request
 from pagewise.engine.serve.answer import Answer, Failure
 from pagewise.engine.serve.metrics import Metrics
 
-Event = tuple[int, Piece | Output | Failure]  # with the id of its request
 ENDING = 5.0  # seconds that a step may take when the server ends
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class EngineThread:
         self.step_began: float | None = None  # the step in progress
         self._steps = False  # whether a step is one of the jobs; the engine thread's own, like the next two
         self._answers: dict[int, tuple[Answer, int]] = {}  # by request id, with the index of the request
-        self._events: list[Event] = []
+        self._events: list[tuple[Answer, int, Piece | Output | Failure]] = []
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
@@ -60,8 +59,7 @@ class EngineThread:
     def reserved(self, answer: Answer, num_requests: int) -> Iterator[None]:
         """Reserve places for the requests of an answer. Unfinished ones are aborted at the end of the `with` block.
 
-        Raises:
-            Failure: the queue has no space for them now (status 429).
+        Raise Failure (status 429) if the queue has no space for them now.
         """
         if self.num_held + num_requests > self.max_queue:
             full = f"{self.num_held} requests wait or run, and {self.max_queue} may: try again in a moment"
@@ -75,10 +73,7 @@ class EngineThread:
                 self._jobs.submit(self._drop, answer)
 
     async def submit(self, answer: Answer, requests: list[Request], *, pieces: bool) -> None:
-        """Add the prepared requests of an answer. With `pieces`, the answer also gets every piece.
-
-        If the call is cancelled before the engine thread begins it, no request is added.
-        """
+        """Add prepared requests, unless it is cancelled before. With `pieces`, the answer also gets every piece."""
         answer.requests, answer.newest = requests, [{} for _ in requests]
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(self._jobs, self._add, answer, pieces)
@@ -102,9 +97,16 @@ class EngineThread:
         self.metrics.update()
 
     def _hear(self, piece: Piece, pieces: bool) -> None:
-        self.metrics.hear(piece, *self._answers.get(piece.request_id, (None, 0)))
-        if pieces:
-            self._events.append((piece.request_id, piece))
+        answer, index = self._answers.get(piece.request_id, (None, 0))
+        self.metrics.hear(piece, answer, index)
+        if answer and pieces:
+            self._events.append((answer, index, piece))
+
+    def _end(self, request_id: int, end: Output | Failure, reason: str) -> None:
+        # nobody waits for a request that ended in a failing step and was dropped before the next step told of it
+        if found := self._answers.pop(request_id, None):
+            self._events.append((*found, end))
+            self.metrics.end(found[0], reason, answered=isinstance(end, Output))
 
     def _go_on(self) -> None:
         """Compute a step, and another one after the jobs that have come meanwhile."""
@@ -123,7 +125,8 @@ class EngineThread:
     def _step(self) -> None:
         """Compute a step, and tell the event loop of it."""
         try:
-            self._events += ((output.request_id, output) for output in self.llm.step())
+            for output in self.llm.step():
+                self._end(output.request_id, output, output.finish_reason)
         except Exception as error:
             if isinstance(error, GroupLost):
                 self._lose(error)
@@ -133,16 +136,15 @@ class EngineThread:
             waiting = [request.id for request in islice(self.llm.scheduler.waiting, 1)]
             for request_id in self.llm.failed_ids or waiting:
                 self.llm.abort(request_id)
-                self._events.append((request_id, Failure(f"{type(error).__name__}: {error}", status=500)))
-        events, self._events = self._events, []
-        # nobody waits for a request that ended in a failing step and was dropped before the next step told of it
-        heard = [(*self._answers[request_id], event) for request_id, event in events if request_id in self._answers]
-        for request_id, event in events:
-            if not isinstance(event, Piece) and (found := self._answers.pop(request_id, None)):
-                answered = isinstance(event, Output)
-                self.metrics.end(found[0], event.finish_reason if answered else "error", answered=answered)
+                self._end(request_id, Failure(f"{type(error).__name__}: {error}", status=500), "error")
         self.metrics.update()
-        self._loop.call_soon_threadsafe(_deliver, heard)
+        events, self._events = self._events, []
+
+        def deliver() -> None:
+            for answer, index, event in events:
+                answer.events.put_nowait((index, event))
+
+        self._loop.call_soon_threadsafe(deliver)
 
     def _lose(self, error: Exception) -> None:
         """End the server, once."""
@@ -150,8 +152,3 @@ class EngineThread:
             logger.error("the server ends: %s", error)
             self.lost = True
             self.when_lost()
-
-
-def _deliver(heard: list[tuple[Answer, int, Piece | Output | Failure]]) -> None:
-    for answer, index, event in heard:
-        answer.events.put_nowait((index, event))

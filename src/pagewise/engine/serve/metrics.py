@@ -13,9 +13,6 @@ from pagewise.engine import LLM
 from pagewise.engine.request import Piece
 from pagewise.engine.serve.answer import Answer
 
-REASONS = ("stop", "length", "error", "abort")
-SECONDS = [0.001 * 2**k for k in range(18)]  # bounds of the histograms: a millisecond to two minutes
-
 
 class Metrics:
     """The metrics of one server, in a registry of their own. The engine thread calls all methods."""
@@ -37,9 +34,9 @@ class Metrics:
         self._hits = metric(Counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._generated = metric(Counter, "generation_tokens", "Generated tokens, those of aborted requests included.")
         ended = metric(Counter, "request_success", "Ended requests, by choice 0.", labelnames=["finished_reason"])
-        self._ended = {reason: ended.labels(reason) for reason in REASONS}
+        self._ended = {reason: ended.labels(reason) for reason in ("stop", "length", "error", "abort")}
         self.refused = metric(Counter, "request_refused", "Requests answered with 4xx.", labelnames=["status"])
-        seconds = {"buckets": SECONDS}
+        seconds = {"buckets": [0.001 * 2**k for k in range(18)]}  # bounds: a millisecond to two minutes
         self._first = metric(Histogram, "time_to_first_token_seconds", "From arrival to the first token.", **seconds)
         self._between = metric(Histogram, "inter_token_latency_seconds", "Between tokens of a choice.", **seconds)
         self._whole = metric(Histogram, "e2e_request_latency_seconds", "From arrival to the answer.", **seconds)
@@ -53,12 +50,12 @@ class Metrics:
         answer.num_tokens += len(piece.token_ids)
         if not newest:
             self._prompt_tokens.inc(len(request.prompt))
-            if getattr(self._llm.memory, "prefix_cache", False):
+            if self._llm.memory.prefix_cache:
                 self._queries.inc(len(request.prompt))
                 self._hits.inc(request.num_cached_tokens)
-        if piece.token_ids and not newest:
-            answer.first = answer.first or now
-            self._first.observe(now - answer.arrived)
+            if piece.token_ids:
+                answer.first = answer.first or now
+                self._first.observe(now - answer.arrived)
         elif piece.token_ids and piece.choice in newest:
             self._between.observe(now - newest[piece.choice])
         newest[piece.choice] = now

@@ -3,10 +3,9 @@
 uvicorn gives a request as much time as it takes to arrive. A client that has sent its request may close its half of the
 connection (`shutdown` of a socket) and still read. uvicorn takes it for a client that has gone. Both look the same
 until the server sends something: the system of a client that has gone resets the connection. Therefore the server sends
-"100 Continue", which clients skip, once a second until its answer begins. In a stream it sends comments.
+once a second what clients skip: "100 Continue" until its answer begins, and then comments in a stream.
 """
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pagewise.engine.serve.answer import Failure
 
-STILL_THERE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STILL_THERE, COMMENT = b"HTTP/1.1 100 Continue\r\n\r\n", b":\n\n"
 EVERY = 1.0  # seconds
 
 
@@ -25,7 +24,7 @@ class Protocol(H11Protocol):
     def __init__(self, *arguments: Any, seconds: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.seconds = seconds
-        self.too_late: asyncio.TimerHandle | None = None  # while a request arrives
+        self.too_late = self.loop.call_later(seconds, self.end)  # is cancelled unless a request arrives
         self.half_closed = False
 
     @property
@@ -34,19 +33,13 @@ class Protocol(H11Protocol):
         state = self.conn.their_state
         return state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        """Wait for the first request."""
-        super().connection_made(transport)
-        self.too_late = self.loop.call_later(self.seconds, self.end)
-
     def data_received(self, data: bytes) -> None:
         """Take a part of a request, and note whether more of it must come."""
         super().data_received(data)
-        if self.arrives and self.too_late is None:
-            self.too_late = self.loop.call_later(self.seconds, self.end)
-        elif self.too_late is not None and not self.arrives:
+        if not self.arrives:
             self.too_late.cancel()
-            self.too_late = None
+        elif self.too_late.cancelled():
+            self.too_late = self.loop.call_later(self.seconds, self.end)
 
     def end(self) -> None:
         """End the connection of a request that has not arrived in time, or of a client that sends nothing."""
@@ -63,15 +56,16 @@ class Protocol(H11Protocol):
         waits = cycle is not None and not (cycle.more_body or cycle.response_complete)
         self.half_closed = waits and cycle.scope["http_version"] == "1.1"  # older clients know no interim answers
         if self.half_closed:
-            cycle.scope["half_closed"] = True
             self.probe()
         return self.half_closed
 
     def probe(self) -> None:
-        """Send an interim answer if the answer has not begun. If the client has gone, the second one ends the wait."""
+        """Send something that clients skip. If the client has gone, the second time ends the wait."""
         if not self.transport.is_closing():
             if not self.cycle.response_started:
                 self.transport.write(STILL_THERE)
+            elif self.cycle.scope.get("streams") and not self.cycle.response_complete:
+                self.transport.write(self.conn.send(h11.Data(COMMENT)))
             self.loop.call_later(EVERY, self.probe)
 
     def on_response_complete(self) -> None:

@@ -19,6 +19,7 @@ class Token(NamedTuple):
     text: str  # of half a character: its bytes, as in "\\xe2\\x88"
     utf8: bytes | None  # None: unknown
     logprob: float | None  # None: of the first token of a prompt
+    key: str  # the text, or "bytes:…" for a part of a character, as OpenAI writes it
 
 
 class Tokens:
@@ -68,9 +69,9 @@ class Tokens:
             raise Failure(NOT_FINITE, status=500)
         logprob = None if logprob is None else max(logprob, LEAST_LOGPROB)
         utf8 = self.vocabulary.utf8(token)
-        if utf8 is None:
-            return Token(self.tokenizer.decode([token]), None, logprob)
         try:
-            return Token(utf8.decode(), utf8, logprob)
+            text = key = self.tokenizer.decode([token]) if utf8 is None else utf8.decode()
         except UnicodeDecodeError:
-            return Token("".join(f"\\x{byte:02x}" for byte in utf8), utf8, logprob)
+            text = "".join(f"\\x{byte:02x}" for byte in utf8)
+            key = f"bytes:{text}"
+        return Token(text, utf8, logprob, key)
