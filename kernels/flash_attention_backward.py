@@ -319,36 +319,53 @@ def store_gradient_of_queries(
     store_rows(matrix_of_head(dq_tensor, batch, head, tile_q), row, dq, inside, SIZES.D, BLOCK_D)
 
 
-@triton.jit
-def store_gradients(inputs, outputs, saved, options, counts, T, S, KEY_SIZES: tl.constexpr, QUERY_SIZES: tl.constexpr):
-    """Store the gradients that this program owns: of a tile of keys, or of a tile of queries.
+COUNTS = ["num_key_tiles", "num_query_tiles", "batch_size", "num_heads", "group", "splits", "T", "S"]
 
-    outputs: dq, dk, dv. options: scoring, window, dropout, packed. counts: the first six of `COUNTS`.
-    """
-    num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits = counts
-    scoring, window, dropout, packed = options
-    dq, dk, dv = outputs
-    pid, num_kv_heads = tl.program_id(0), num_heads // group
+
+@triton.jit(do_not_specialize=[*COUNTS, "window"])
+def flash_attention_options_backward_kernel(
+    q,  # this to S, KEY_SIZES and QUERY_SIZES as in `flash_attention_backward_kernel`
+    k,
+    v,
+    d_out,
+    saved,
+    dq,
+    dk,
+    dv,
+    scoring,  # this to packed, and window, as in `flash_attention_kernel`
+    dropout,
+    packed,
+    num_key_tiles,  # if packed: of all sequences together, as num_query_tiles, T and S
+    num_query_tiles,
+    batch_size,
+    num_heads,
+    group,
+    splits,
+    T,
+    S,
+    window,
+    KEY_SIZES: tl.constexpr,
+    QUERY_SIZES: tl.constexpr,
+):
+    """The same as `flash_attention_backward_kernel`, which calls it, with every option and for packed sequences."""
+    num_kv_heads, pid = num_heads // group, tl.program_id(0)
     num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
-    saved = (saved, T)
+    inputs, of_all = (q, k, v, d_out), (saved, T)
     if pid < num_key_programs:
         tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
         split_and_batch = pid // num_key_tiles // num_kv_heads
         split, batch = split_and_batch // batch_size, split_and_batch % batch_size
         tile, segment = segment_of(tile, batch, packed, T, S, KEY_SIZES.COLS, True)
-        of_kv_head = (kv_head, kv_head * group + split * (group // splits), group // splits, num_heads)
+        of_group = (kv_head, kv_head * group + split * (group // splits), group // splits, num_heads)
         of_keys = (dk, dv, split_and_batch)
-        store_gradient_of_keys(of_keys, tile, of_kv_head, segment, inputs, saved, scoring, window, dropout, KEY_SIZES)
+        store_gradient_of_keys(of_keys, tile, of_group, segment, inputs, of_all, scoring, window, dropout, KEY_SIZES)
     else:
         pid -= num_key_programs
         tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
         batch = pid // num_query_tiles // num_heads
         tile, segment = segment_of(tile, batch, packed, T, S, QUERY_SIZES.ROWS, False)
         heads = (head, head // group, num_heads)
-        store_gradient_of_queries(dq, tile, heads, segment, inputs, saved, scoring, window, dropout, QUERY_SIZES)
-
-
-COUNTS = ["num_key_tiles", "num_query_tiles", "batch_size", "num_heads", "group", "splits", "T", "S"]
+        store_gradient_of_queries(dq, tile, heads, segment, inputs, of_all, scoring, window, dropout, QUERY_SIZES)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -380,37 +397,8 @@ def flash_attention_backward_kernel(
     2. Skip: tiles that the mask hides are not visited, and only tiles that it cuts pay for it.
     3. Saved: in float32 m and log₂ l instead of lse, because their sum would round away what large scores differ by.
     """
-    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits)
-    options = (Scoring(scale, None, None, None), None, None, None)
-    store_gradients((q, k, v, d_out), (dq, dk, dv), saved, options, counts, T, S, KEY_SIZES, QUERY_SIZES)
-
-
-@triton.jit(do_not_specialize=[*COUNTS, "window"])
-def flash_attention_options_backward_kernel(
-    q,  # this to S, KEY_SIZES and QUERY_SIZES as in `flash_attention_backward_kernel`
-    k,
-    v,
-    d_out,
-    saved,
-    dq,
-    dk,
-    dv,
-    scoring,  # this to packed, and window, as in `flash_attention_kernel`
-    dropout,
-    packed,
-    num_key_tiles,  # if packed: of all sequences together, as num_query_tiles, T and S
-    num_query_tiles,
-    batch_size,
-    num_heads,
-    group,
-    splits,
-    T,
-    S,
-    window,
-    KEY_SIZES: tl.constexpr,
-    QUERY_SIZES: tl.constexpr,
-):
-    """The same as `flash_attention_backward_kernel`, with every option and for packed sequences."""
-    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits)
-    options = (scoring, window, dropout, packed)
-    store_gradients((q, k, v, d_out), (dq, dk, dv), saved, options, counts, T, S, KEY_SIZES, QUERY_SIZES)
+    scoring = Scoring(scale, None, None, None)
+    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits, T, S)
+    flash_attention_options_backward_kernel(
+        q, k, v, d_out, saved, dq, dk, dv, scoring, None, None, *counts, None, KEY_SIZES, QUERY_SIZES
+    )

@@ -143,12 +143,20 @@ def test_what_is_not_finite_stays_in_its_row(M, dtype, wild, kernel_device):
     assert out.equal(clean)
 
 
-def test_x_with_columns_apart_is_read_right(kernel_device):
-    x, w = random_matrices(11, 37, 200, device=kernel_device)
+@pytest.mark.parametrize("K", [200, 201], ids=["in vecs", "element by element"])
+def test_x_with_columns_apart_is_read_right(K, kernel_device):
+    x, w = random_matrices(11, 37, K, device=kernel_device)
     columns_apart = x.mT.contiguous().mT
     assert flat_gemm(columns_apart, w).equal(flat_gemm(x, w))
     assert gemv(columns_apart[0], w).equal(gemv(x[0], w))
     assert flat_gemm(x[:1].expand(11, -1), w).equal(flat_gemm(x[:1].repeat(11, 1), w))
+
+
+@pytest.mark.parametrize("M", [1, 11])
+def test_nothing_is_read_after_a_row_that_ends_within_a_vec(M, kernel_device):
+    """Rows of 60 numbers begin at multiples of 16 bytes and end in the middle of 16 bytes, and NaN follows."""
+    x, w = (in_a_room(rows, apart=4) for rows in random_matrices(M, 37, 60, device=kernel_device))
+    assert_matches(flat_gemm(x, w), x, w)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

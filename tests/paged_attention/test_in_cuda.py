@@ -344,6 +344,19 @@ def test_where_a_block_lies_does_not_matter(version, kernel_device):
         assert version(*in_vllm_layout(in_other_blocks(*inputs))).equal(out)
 
 
+@pytest.mark.parametrize("lie", ["at an odd address", "apart by an odd number"])
+def test_queries_that_do_not_lie_in_vecs_are_copied(version, lie, kernel_device):
+    """A check finds reads that are misaligned, which a CPU would carry out. On a GPU they are errors."""
+    q, *others = in_vllm_layout(inputs_of(PLAIN, kernel_device)[0])
+    if lie == "at an odd address":
+        other = q.new_zeros(q.numel() + 1)[1:].view(q.shape)
+    else:
+        other = q.new_zeros(len(q), q[0].numel() + 1)[:, :-1].unflatten(1, q.shape[1:])
+    with cudascope.check():
+        found = version(other.copy_(q), *others)
+    assert found.equal(version(q, *others))
+
+
 # ------------------------------------------------------------------------------------------ memory
 
 

@@ -16,6 +16,7 @@ from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.inputs import Keys, OfRows, Out, empty_like
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_cuda import C_TYPES, in_vecs
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
 from pagewise.tools.ops import custom_op
@@ -30,13 +31,11 @@ STEP_KEYS = 8  # that a thread scores at once
 TILE_KEYS = 32  # Bc
 MAX_GRID_YZ = 65535
 
-_C_TYPES = {torch.float32: "float", torch.float16: "__half", torch.bfloat16: "__nv_bfloat16"}
-
 
 @functools.cache
 def flash_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
     """Return the kernel for this dtype and head size."""
-    return CudaKernel(SOURCE, f"flash_attention_kernel<{_C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
+    return CudaKernel(SOURCE, f"flash_attention_kernel<{C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
 
 
 def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
@@ -70,19 +69,12 @@ def _outputs(q: Tensor) -> tuple[Tensor, Tensor]:
     return empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _in_vecs(x: Tensor) -> Tensor:
-    """x, every row of which is whole vecs at multiples of 16 bytes; a copy if it is not so."""
-    apart = (x.data_ptr(), *(stride * x.element_size() for stride in x.stride()[:-1]))
-    whole = x.stride(-1) == 1 and not any(distance % 16 for distance in apart)
-    return x if whole else x.clone(memory_format=torch.contiguous_format)
-
-
 @custom_op("flash_attention_cuda", fake=lambda q, *_: _outputs(q))
 def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     (B, H, T, D), (_, Hkv, S, _) = q.shape, k.shape
     out, lse = _outputs(q)
     if out.numel():
-        q, k, v = map(_in_vecs, (q, k, v))  # tensors that do not lie as the kernel reads them are copied
+        q, k, v = map(in_vecs, (q, k, v))  # tensors that do not lie as the kernel reads them are copied
         strides = (stride for x in (out, q, k, v) for stride in x.stride()[:3])
         grid = (cdiv(T, TILE_ROWS), H, B)
         kernel = flash_kernel(q.dtype, D)[grid, TILE_ROWS, tile_bytes(q.dtype, D)]

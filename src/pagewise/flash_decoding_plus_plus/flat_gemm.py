@@ -21,7 +21,7 @@ import pagewise.kernels
 from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from cudascope.gpus import H200
-from pagewise.paged_attention.in_cuda import C_TYPES, shared_bytes_limit
+from pagewise.paged_attention.in_cuda import C_TYPES, in_vecs, is_in_vecs, shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.ops import custom_op
@@ -171,14 +171,9 @@ def _output(x: Tensor, w: Tensor) -> Tensor:
 
 def _in_vecs(x: Tensor, w: Tensor) -> tuple[Tensor, int]:
     """Return (x, elements per read). A read is 16 bytes if the rows of w allow that. x is copied if it does not fit."""
-    vec = 16 // w.element_size() if _is_in_vecs(w) else 1
-    fits = x.stride(1) == 1 and (vec == 1 or _is_in_vecs(x))
-    return x if fits else x.clone(memory_format=torch.contiguous_format), vec
-
-
-def _is_in_vecs(x: Tensor) -> bool:
-    """Return whether every row begins and ends at a multiple of 16 bytes."""
-    return not any(n % 16 for n in (x.data_ptr(), x.stride(0) * x.element_size(), x.shape[1] * x.element_size()))
+    if is_in_vecs(w):
+        return in_vecs(x), 16 // w.element_size()
+    return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format), 1
 
 
 # ---------------------------------------------------------------------------------------------- custom op

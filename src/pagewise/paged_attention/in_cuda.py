@@ -90,6 +90,17 @@ def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_hea
     return dynamic
 
 
+def is_in_vecs(x: Tensor) -> bool:
+    """Return whether every row is contiguous, and begins and ends at a multiple of 16 bytes."""
+    distances = (x.shape[-1], *x.stride()[:-1])
+    return x.stride(-1) == 1 and not (x.data_ptr() % 16 or any(n * x.element_size() % 16 for n in distances))
+
+
+def in_vecs(x: Tensor) -> Tensor:
+    """Return x if `is_in_vecs`, else a copy."""
+    return x if is_in_vecs(x) else x.clone(memory_format=torch.contiguous_format)
+
+
 def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Raise ValueError unless strides and addresses are those that the kernels can read. Traced tensors have none."""
     if q.shape[-1] > 1 and q.stride(-1) != 1:
@@ -116,8 +127,7 @@ def _arguments(
     """Return what v1, v2 and the grouped kernel take alike. Small tensors that they could not read are copied."""
     q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
     _check_layout(q, k_cache, v_cache)
-    if q.stride(1) != q.shape[2] or q.stride(0) * q.element_size() % 16 or q.data_ptr() % 16:
-        q = q.clone(memory_format=torch.contiguous_format)
+    q = in_vecs(q) if q.stride(1) == q.shape[2] else q.clone(memory_format=torch.contiguous_format)
     if block_tables.stride(1) != 1:
         block_tables = block_tables.contiguous()
     slopes = None if alibi_slopes is None else alibi_slopes.contiguous()

@@ -18,8 +18,7 @@ class PlanInTriton:
     def __init__(self, step: Step) -> None:
         self.step, self.splits = step, step.splits or SHARING
         cu_seqlens_q = None if step.decodes else step.cu_seqlens_q
-        tables = {"block_tables": step.block_tables, "seq_lens": step.seq_lens}
-        self.of_step = {**tables, "cu_seqlens_q": cu_seqlens_q}
+        self.of_step = {"block_tables": step.block_tables, "seq_lens": step.seq_lens, "cu_seqlens_q": cu_seqlens_q}
         self._plans: dict[tuple, Int32[Tensor, "5 columns"] | None] = {}  # by the shapes of q and k: layers may differ
 
     def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
