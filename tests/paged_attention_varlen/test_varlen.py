@@ -222,6 +222,20 @@ def test_what_follows_the_last_key_of_a_shorter_sequence_is_not_read(queries, op
 ALIBI = {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.004])}
 
 
+@pytest.mark.parametrize("attend", [in_torch, in_torch_without_lse])
+def test_the_last_key_of_a_shorter_sequence_is_read_once(attend):
+    """In a group with longer sequences it is repeated. An infinite value times a weight of 0 would be NaN."""
+    q, k_cache, v_cache, tables, lens, cu_seqlens = packed_inputs(
+        [5, 7], [2, 2], 2, 1, 32, dtype=torch.float32, device="cpu"
+    )
+    block, offset = divmod(4, v_cache.shape[1])
+    v_cache[tables[0, block], offset] = torch.inf
+    out = attend(q, k_cache, v_cache, tables, lens, cu_seqlens)
+    out = out[0] if isinstance(out, tuple) else out
+    assert (out[1] == torch.inf).all()
+    assert out[2:].isfinite().all()
+
+
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.4}, ALIBI], ids=["", "softcap", "ALiBi"])
 def test_sequences_may_share_blocks(options, path):
     lens, queries = [560, 600, 528, 513, 90, 700], [1, 1, 2, 1, 1, 30]
