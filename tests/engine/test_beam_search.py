@@ -12,7 +12,7 @@ from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.beam_search import Branch, apply, branches, select
 from pagewise.engine.config import EngineConfig, KVSizes
 from pagewise.engine.paged_memory import PagedMemory
-from pagewise.engine.request import Choice, Request, Sequence
+from pagewise.engine.request import NOT_FINITE, Choice, Request, Sequence
 from pagewise.models.load import ByteTokenizer, tiny_model
 
 # ------------------------------------------------------------------------------------------------ the selection
@@ -166,6 +166,18 @@ def test_the_penalty_is_on_log_p_of_tokens_that_a_beam_or_its_prompt_has():
     selection = select(request, logits)
     assert [choice.token_ids for choice in selection.found] == [[2], [0]]  # 3 · −0.41 is still above −1.41
     assert [choice.score for choice in selection.found] == pytest.approx([3 * log_p[2], log_p[0]])
+
+
+def test_one_beam_whose_logits_are_not_finite_ends_the_search():
+    request = Request([1], SamplingParams(max_tokens=5, beam_width=2), None)
+    request.live = [Sequence([1, 2], score=-1.0), Sequence([1, 3], score=-2.0)]
+    logits = torch.zeros(2, 8)
+    assert select(request, logits).error is None
+    logits[1] = torch.nan
+    selection = select(request, logits)
+    assert selection.error == NOT_FINITE
+    assert selection.live == []
+    assert [(choice.token_ids, choice.finish_reason) for choice in selection.found] == [([2], "error"), ([3], "error")]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
