@@ -405,6 +405,14 @@ def test_a_request_that_ended_in_a_failing_step_is_told_of_in_the_next(server, m
     assert server.becomes_idle()
 
 
+def test_a_fault_of_the_servers_own_bookkeeping_ends_the_server(monkeypatch):
+    with serving(tiny_llm()) as server:
+        monkeypatch.setattr(server.engine.metrics, "end", lambda *_, **options: 1 / 0)
+        with pytest.raises(httpx.ReadTimeout):
+            server.post(COMPLETION, {"prompt": "A", "max_tokens": 1}, timeout=httpx.Timeout(30, read=0.5))
+        assert soon(lambda: server.engine.lost)
+
+
 def test_a_step_that_fails_ends_a_stream_with_an_error(server, monkeypatch):
     import openai
 

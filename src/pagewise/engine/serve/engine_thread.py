@@ -124,9 +124,9 @@ class EngineThread:
 
     def _step(self) -> None:
         """Compute a step, and tell the event loop of it."""
+        outputs: list[Output] = []
         try:
-            for output in self.llm.step():
-                self._end(output.request_id, output, output.finish_reason)
+            outputs = self.llm.step()
         except Exception as error:
             if isinstance(error, GroupLost):
                 self._lose(error)
@@ -137,6 +137,8 @@ class EngineThread:
             for request_id in self.llm.failed_ids or waiting:
                 self.llm.abort(request_id)
                 self._end(request_id, Failure(f"{type(error).__name__}: {error}", status=500), "error")
+        for output in outputs:
+            self._end(output.request_id, output, output.finish_reason)
         self.metrics.update()
         events, self._events = self._events, []
 
