@@ -6,7 +6,6 @@ in build/compiled/ for the next run, until a kernel, cudascope or Triton changes
 """
 
 import functools
-import hashlib
 import importlib.metadata
 import inspect
 import json
@@ -85,29 +84,30 @@ def compile_launched(sm: int, name: str, call: Callable[[], Any]) -> Compiled:
 
 
 def _ask(**question: Any) -> dict[str, Any]:
+    from cudascope.toolchain.cache import digest, publish
+
     asked = json.dumps(question)
-    kept = ROOT / "build" / "compiled" / f"{hashlib.sha256((asked + _compiler()).encode()).hexdigest()}.json"
-    if not kept.exists():
-        worker = _worker()
-        worker.stdin.write(asked + "\n")
-        worker.stdin.flush()
-        answer = worker.stdout.readline()
-        assert answer, "the compiling process ended unexpectedly"
-        if "error" in json.loads(answer):
-            return json.loads(answer)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = kept.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(answer)
-        unfinished.replace(kept)
-    return json.loads(kept.read_text())
+    kept = ROOT / "build" / "compiled" / f"{digest(asked, *_sources())}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    worker = _worker()
+    worker.stdin.write(asked + "\n")
+    worker.stdin.flush()
+    answer = worker.stdout.readline()
+    assert answer, "the compiling process ended unexpectedly"
+    if "error" not in (found := json.loads(answer)):
+        publish(kept, answer.encode())
+    return found
 
 
 @functools.cache
-def _compiler() -> str:
-    """Return a hash of everything besides the question that decides an answer."""
-    files = [*ROOT.glob("kernels/*.py"), *ROOT.glob("src/cudascope/**/*.py"), Path(__file__)]
-    contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(files)]
-    return hashlib.sha256("".join([importlib.metadata.version("triton"), *contents]).encode()).hexdigest()
+def _sources() -> list[str]:
+    """Return everything besides the question that decides an answer."""
+    from cudascope.toolchain.cache import code_of
+
+    kernels = [file.read_text() for file in sorted(ROOT.glob("kernels/*.py"))]
+    code = [code_of("cudascope.triton.worker"), code_of("cudascope.toolchain.ptxas"), Path(__file__).read_text()]
+    return [importlib.metadata.version("triton"), *code, *kernels]
 
 
 @functools.cache

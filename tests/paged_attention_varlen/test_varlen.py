@@ -219,9 +219,6 @@ def test_what_follows_the_last_key_of_a_shorter_sequence_is_not_read(queries, op
         assert_packed_matches_dense(path, inputs, **options)
 
 
-ALIBI = {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.004])}
-
-
 @pytest.mark.parametrize("attend", [in_torch, in_torch_without_lse])
 def test_the_last_key_of_a_shorter_sequence_is_read_once(attend):
     """In a group with longer sequences it is repeated. An infinite value times a weight of 0 would be NaN."""
@@ -234,6 +231,9 @@ def test_the_last_key_of_a_shorter_sequence_is_read_once(attend):
     out = out[0] if isinstance(out, tuple) else out
     assert (out[1] == torch.inf).all()
     assert out[2:].isfinite().all()
+
+
+ALIBI = {"alibi_slopes": torch.tensor([0.5, 0.1, 0.02, 0.004])}
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 3.0, "scale": 0.4}, ALIBI], ids=["", "softcap", "ALiBi"])
