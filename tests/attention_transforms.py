@@ -29,6 +29,11 @@ H, HKV, D, B = 4, 2, 32, 2
 NAMES = [name for name in FUNCTIONS if name != "decode shared triton"]  # not public
 
 
+def device_of(name):
+    """Where the function takes tensors: Triton's kernels run on the GPU if there is one."""
+    return "cuda" if "triton" in name and torch.cuda.is_available() else "cpu"
+
+
 class Call(NamedTuple):
     """A public function, its tensors, and the oracle of the same tensors."""
 
@@ -49,19 +54,19 @@ def call_of(name, S=48, T=None, *, copies=0):
     """The call of a function over S keys, in blocks that are all used. With `copies`, a batch of as many for vmap."""
     each = FUNCTIONS[name]
     T = T or (1 if each.one_query else 3)
-    generator = torch.Generator().manual_seed(S)
+    generator, device = torch.Generator().manual_seed(S), device_of(name)
 
     def random(*size):
-        return torch.randn(*((copies,) if copies else ()), *size, generator=generator)
+        return torch.randn(*((copies,) if copies else ()), *size, generator=generator).to(device)
 
     attend = each.attend
     if name.startswith(("paged", "varlen")):
         public, options = attend.args[0], dict(attend.keywords)
         vllm, packed = options.pop("vllm", False), options.pop("packed", False)
         M = -(-S // BLOCK_SIZE)
-        tables = torch.randperm(B * M, generator=generator).view(B, M).int()
-        lens = torch.full((B,), S, dtype=torch.int32)
-        ends = [torch.arange(B + 1, dtype=torch.int32) * T] if packed else []
+        tables = torch.randperm(B * M, generator=generator).view(B, M).int().to(device)
+        lens = torch.full((B,), S, dtype=torch.int32, device=device)
+        ends = [torch.arange(B + 1, dtype=torch.int32, device=device) * T] if packed else []
         q, k, v = (random(n, h, D) for n, h in ((B * T, H), (B * M * BLOCK_SIZE, HKV), (B * M * BLOCK_SIZE, HKV)))
         k, v = (x.unflatten(-3, (B * M, BLOCK_SIZE)) for x in (k, v))
         if vllm:
@@ -92,7 +97,7 @@ def assert_close(found, right):
 
 def in_autocast(call, dtype):
     plain = call.function(*call.tensors)
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast(call.tensors[0].device.type, dtype=dtype):
         found = call.function(*call.tensors)
     assert found.dtype == plain.dtype
     assert found.equal(plain)
@@ -101,7 +106,7 @@ def in_autocast(call, dtype):
 def backward_in_autocast(call):
     def gradients(enabled):
         leaves = [x.clone().requires_grad_() for x in call.floats]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        with torch.autocast(call.tensors[0].device.type, dtype=torch.bfloat16, enabled=enabled):
             out = call.of_floats(call.function)(*leaves)
             return torch.autograd.grad(out.square().sum(), leaves)
 
@@ -245,7 +250,7 @@ def copied(call, name):
     """The function as an argument of a partial: copies and pickles call the same."""
     attend = FUNCTIONS[name].attend
     for twin in (copy.deepcopy(attend), pickle.load(io.BytesIO(pickle.dumps(attend)))):
-        q, k, v = torch.ones(1, H, 1, D), torch.ones(1, HKV, 5, D), torch.ones(1, HKV, 5, D)
+        q, k, v = (torch.ones(1, *size, D, device=device_of(name)) for size in ((H, 1), (HKV, 5), (HKV, 5)))
         assert twin(q, k, v).equal(attend(q, k, v))
 
 

@@ -111,6 +111,12 @@ def pytest_collection_finish():
     gc.enable()
 
 
+def pytest_runtest_teardown():
+    """Give large memory of a GPU back: workers share one, and torch would keep what a test of large strides took."""
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
+
+
 ROOT = Path(__file__).parent.parent
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -215,8 +221,9 @@ def assert_as_accurate_as_naive(out: Tensor, exact: Tensor, naive: Tensor, *, fa
     if not out.numel():
         return
     dtype = naive.dtype
-    # what float32 (float64) arithmetic costs in any order of summation, and one rounding of the output
-    arithmetic = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    # What float32 (float64) arithmetic costs in any order of summation, and one rounding of the output. A GPU's exp2
+    # and log2 are approximations with errors of 2 eps (PTX ISA: ex2.approx, lg2.approx): in a weight and in their sum.
+    arithmetic = (8 if out.is_cuda else 4) * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     rounding = max(arithmetic, torch.finfo(dtype).eps / 2)
     out, exact, naive = (t.detach().double().cpu() for t in (out, exact, naive))
     largest = exact.abs().max()
@@ -238,7 +245,9 @@ def assert_results(found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], n
     empty = exact_lse == -torch.inf
     assert (lse == -torch.inf).equal(empty)
     assert (out[empty] == 0).all()
-    assert_as_accurate_as_naive(lse[~empty], exact_lse[~empty], naive_lse[~empty])
+    # A relative error of Σ exp(s) is an absolute one of its logarithm, also where that is near 0.
+    seen = (torch.nn.functional.pad(x[~empty], (0, 1), value=1.0) for x in (lse, exact_lse, naive_lse))
+    assert_as_accurate_as_naive(*seen)
 
 
 # ------------------------------------------------------------------------------------------------ canaries

@@ -231,18 +231,19 @@ def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_prog
 @settings(deadline=None, max_examples=300 if is_full() else 40)
 def test_a_plan_of_the_device_is_equal_ranges(tiles, cut, num_programs, queries):
     """An item has neighbouring slots, which the merge finds. Of packed sequences, those of one query have work."""
-    lens = torch.tensor([max(0, 64 * n - cut) for n in tiles], dtype=torch.int32)
-    q, k = torch.empty(len(tiles), 1, 1, 16), torch.empty(1, 1, 1, 16).half()
+    device = DEVICES[-1]
+    lens = torch.tensor([max(0, 64 * n - cut) for n in tiles], dtype=torch.int32, device=device)
+    q, k = (torch.empty(n, 1, 1, 16, dtype=torch.float16, device=device) for n in (len(tiles), 1))
     k, cu_seqlens_q = k.expand(len(tiles), 1, 64 * 300, 16), None
     if queries is not None:
         queries = queries[: len(tiles)]
-        cu_seqlens_q = torch.tensor([0, *accumulate(queries)], dtype=torch.int32)
-        q = torch.empty(1, 1, sum(queries), 16)
+        cu_seqlens_q = torch.tensor([0, *accumulate(queries)], dtype=torch.int32, device=device)
+        q = torch.empty(1, 1, sum(queries), 16, dtype=torch.float16, device=device)
     if not q.numel():
         return
     of_batch = {"seq_lens": lens, "cu_seqlens_q": cu_seqlens_q}
-    [part, *_] = in_triton.parts_of(q.half(), k, ("share", num_programs), None, cu_seqlens_q)
-    plan = shared_plan(q.half(), k, ScoreOptions(causal=True), ("share", num_programs), **of_batch)
+    [part, *_] = in_triton.parts_of(q, k, ("share", num_programs), None, cu_seqlens_q)
+    plan = shared_plan(q, k, ScoreOptions(causal=True), ("share", num_programs), **of_batch)
     works = [n for n, own in zip(tiles, queries or [1] * len(tiles), strict=True) if own == 1]
     items = [i for i, own in enumerate(queries or [1] * len(tiles)) if own == 1]
     found = pieces_of(plan, tiles, part.num_programs)

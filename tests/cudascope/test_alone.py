@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudascope import CompileError, CudaKernel, Finding, check, observe
-from cudascope.toolchain.headers import nvidia_headers
+from cudascope.toolchain.headers import headers_apart, nvidia_headers
 
 FOLDER = Path(__file__).parent
 BLOCKED = "import sys; sys.modules.update(torch=None, pagewise=None, triton=None); "
@@ -51,6 +51,7 @@ def test_an_installed_toolkit_has_the_headers_where_no_wheel_of_nvidia_is(variab
     (tmp_path / "include" / "cuda_fp16.h").touch()
     monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": tmp_path / "empty"})
+    monkeypatch.setattr(sys, "path", [])
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     if not Path("/usr/local/cuda/include/cuda_fp16.h").exists():
@@ -58,6 +59,39 @@ def test_an_installed_toolkit_has_the_headers_where_no_wheel_of_nvidia_is(variab
             nvidia_headers.__wrapped__()
     monkeypatch.setenv(variable, str(tmp_path))
     assert nvidia_headers.__wrapped__() == tmp_path / "include"
+
+
+WITH_STD = "#include <cuda_fp16.h>\n__global__ void larger(float* x) { *x = std::max(*x, __half2float(__half(1))); }"
+
+
+@pytest.mark.parametrize("cccl", ["user/nvidia/cu13/include/cccl", "toolkit/include/cccl", "toolkit/include", None])
+def test_headers_of_cccl_may_be_in_another_folder_than_those_of_the_runtime(cccl, tmp_path):
+    runtime = tmp_path / "site" / "nvidia" / "cu13" / "include"
+    runtime.mkdir(parents=True)
+    for path in nvidia_headers().iterdir():
+        if path.name not in ("cccl", "nv"):
+            (runtime / path.name).symlink_to(path)
+    if cccl:
+        (tmp_path / cccl).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / cccl).symlink_to(headers_apart()["nvidia-cuda-cccl"])
+    code = f"""
+import sys, sysconfig
+from cuda import pathfinder
+pathfinder.find_nvidia_header_directory = lambda name: {str(runtime)!r}
+sysconfig.get_paths = lambda: {{"purelib": {str(tmp_path / "site")!r}}}
+from cudascope.toolchain import headers, nvrtc
+from cudascope.cpp.source import CompileError, Source
+sys.path = [{str(tmp_path / "user")!r}, *(path for path in sys.path if "site-packages" not in path)]
+every = headers._folders_of_nvidia
+headers._folders_of_nvidia = lambda: (folder for folder in every() if "/usr/local/" not in str(folder))
+try:
+    nvrtc.compile_cubin(Source({WITH_STD!r}, "larger.cu", headers.Path({str(tmp_path)!r}), (), ()), "larger", "sm_90")
+    print("compiled")
+except CompileError as error:
+    print(error)
+"""
+    told = alone(code, CUDA_HOME=str(tmp_path / "toolkit"), CUDASCOPE_CACHE=str(tmp_path / "cache"))
+    assert ("compiled" if cccl else "that are not there: pip install nvidia-cuda-cccl") in told
 
 
 @pytest.mark.slow

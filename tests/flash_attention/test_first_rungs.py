@@ -90,7 +90,10 @@ def test_heads_beyond_32_bits(kernel_device):
     """Every tensor's third head begins 2³¹ elements after its first."""
     near = random_qkv(5, 7, 16, (3, 3), 1, torch.float16, kernel_device)
     q, k, v = (heads_apart(x) for x in near)
-    out, lse = heads_apart(torch.zeros_like(near[0])), heads_apart(torch.zeros(1, 3, 5, 1)).squeeze(-1)
+    out, lse = (
+        heads_apart(torch.zeros_like(near[0])),
+        heads_apart(torch.zeros(1, 3, 5, 1, device=kernel_device)).squeeze(-1),
+    )
     launch_forward(q, k, v, out, lse, causal=True)
     expected = forward(*near, causal=True)
     assert out.equal(expected[0])

@@ -325,10 +325,11 @@ CHANGED = {  # a tensor of the options, and how it is changed between forward an
                                     partial(flash_attention, backend="triton")],
                          ids=["version 1", "version 2", "torch", "triton"])  # fmt: skip
 @pytest.mark.parametrize("case", CHANGED)
-def test_a_tensor_that_was_changed_after_the_forward_is_refused(attend, case):
+def test_a_tensor_that_was_changed_after_the_forward_is_refused(attend, case, kernel_device):
     options, name, change = CHANGED[case]
-    options = {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in options.items()}
-    qkv = [x.requires_grad_() for x in random_qkv(5, 7, 8, (2, 1), dtype=torch.float32)]
+    options = {key: x.to(kernel_device, copy=True) if isinstance(x, torch.Tensor) else x for key, x in options.items()}
+    qkv = random_qkv(5, 7, 8, (2, 1), dtype=torch.float32, device=kernel_device)
+    qkv = [x.requires_grad_() for x in qkv]
     out = attend(*qkv, **options)
     change(options[name])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

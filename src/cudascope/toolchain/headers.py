@@ -1,12 +1,14 @@
 """The folders of headers: those that come with cudascope, NVIDIA's, and those of the cache, written from tables."""
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 from cudascope.cpp.source import CompileError, Included
@@ -136,29 +138,48 @@ _ASSIGN_RAW = re.compile(
 )
 
 
+def _folders_of_nvidia() -> Iterator[Path]:
+    """The folders that may hold NVIDIA's headers: of wheels, wherever Python looks for packages, and of toolkits."""
+    with contextlib.suppress(ImportError):
+        from cuda.pathfinder import find_nvidia_header_directory
+
+        if found := find_nvidia_header_directory("cudart"):
+            yield Path(found)
+    for packages in (sysconfig.get_paths()["purelib"], *sys.path):
+        yield Path(packages, "nvidia", "cu13", "include")
+        yield Path(packages, "nvidia", "cuda_runtime", "include")
+    for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if toolkit:
+            yield Path(toolkit, "include")
+
+
+def folder_with(header: str) -> Path | None:
+    """The first folder of NVIDIA's with this header. Some headers of CUDA come in wheels of their own, as CCCL's.
+
+    Since CUDA 13 those of CCCL are in a subfolder.
+    """
+    folders = (folder for place in _folders_of_nvidia() for folder in (place, place / "cccl"))
+    return next((folder for folder in folders if (folder / header).is_file()), None)
+
+
 @functools.cache
 def nvidia_headers() -> Path:
     """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's.
 
     cuda-pathfinder finds both. Without it, $CUDA_HOME, $CUDA_PATH and /usr/local/cuda name the toolkit.
     """
-    purelib = Path(sysconfig.get_paths()["purelib"])
-    toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    places = [purelib / "nvidia" / "cu13" / "include", purelib / "nvidia" / "cuda_runtime" / "include"]
-    places += [Path(toolkit) / "include" for toolkit in toolkits if toolkit]
-    try:
-        from cuda.pathfinder import find_nvidia_header_directory
-
-        places.insert(0, Path(find_nvidia_header_directory("cudart") or purelib))
-    except ImportError:
-        pass
-    found = next((place for place in places if (place / "cuda_fp16.h").is_file()), None)
-    if found is None:
+    if (found := folder_with("cuda_fp16.h")) is None:
         raise CompileError(
             "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
             "pip install nvidia-cuda-runtime, or 'cudascope[cuda]'"
         )
     return found
+
+
+@functools.cache
+def headers_apart() -> dict[str, Path | None]:
+    """The folders of what may be in a wheel of its own, by the wheel; None: it is not installed."""
+    return {"nvidia-cuda-cccl": folder_with("cuda/std/version"), "nvidia-curand": folder_with("curand_kernel.h")}
 
 
 _HALVES = ("half", "half2", "__half", "__half2", "__half_raw", "__half2_raw")
@@ -252,7 +273,8 @@ def content_of(*folders: Path) -> str:
 @functools.cache
 def nvidia_version() -> str:
     """Return what identifies NVIDIA's headers, and those of CCCL, which come in a wheel of their own."""
-    files = [nvidia_headers() / name for name in ("cuda_runtime_api.h", "cccl/cuda/std/__cccl/version.h")]
+    folders = [nvidia_headers(), *filter(None, headers_apart().values())]
+    files = [folder / name for folder in folders for name in ("cuda_runtime_api.h", "cuda/std/__cccl/version.h")]
     found = [file for file in files if file.is_file()]
     return digest(*(part for file in found for part in (str(file.stat().st_size), _start_of(file, 1 << 14))))
 
@@ -280,6 +302,7 @@ def is_foreign(file: str) -> bool:
     if path.is_relative_to(kept) and any(map(_IN_CACHE.fullmatch, path.relative_to(kept).parts[:1])):
         return True
     try:
-        return path.is_relative_to(nvidia_headers())
+        folders = (nvidia_headers(), *filter(None, headers_apart().values()))
+        return any(path.is_relative_to(folder) for folder in folders)
     except CompileError:  # they are not installed
         return False

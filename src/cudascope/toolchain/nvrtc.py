@@ -21,6 +21,7 @@ from cudascope.toolchain.headers import (
     HOST_ONLY,
     STAND_INS,
     STANDARD,
+    headers_apart,
     lenient_folders,
     nvidia_headers,
     nvidia_version,
@@ -31,10 +32,10 @@ from cudascope.toolchain.ptxas import Resources, read_resources
 
 # those of NVIDIA's headers that declare uint64_t as unsigned long long, for NVRTC only
 _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups/memcpy_async|cuda_(pipeline|awbarrier))')
-_CCCL = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups|cuda/|cub/|thrust/)|\bstd\b')
 _STD = re.compile(r"\bstd\b")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
-_CURAND = re.compile(r'#[ \t]*include[ \t]*[<"]curand_')
+_LACKS = re.compile(r'cannot open source file "([^"]+)"')
+_APART = {"nvidia-cuda-cccl": re.compile("cuda/|cub/|nv/|thrust/"), "nvidia-curand": re.compile("curand_")}
 
 _SWITCHES = ("use_fast_math", "ftz", "prec-sqrt", "prec-div", "fmad", "extra-device-vectorization", "restrict")
 _OPTIONS = {"std": str, "maxrregcount": int, **dict.fromkeys(_SWITCHES, bool)}
@@ -98,7 +99,7 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
             # what is left runs on the device: constexpr functions and lambdas need not say so
             compiled = _compile(device, included, name, arch, settings, form, ("--device-as-default-execution-space",))
         except CompileError as error:
-            raise CompileError(f"{error}{_lacking(source.text)}{_host_only(source.text, str(error))}") from None
+            raise CompileError(f"{error}{_lacking(str(error))}{_host_only(source.text, str(error))}") from None
     code, about = compiled
     # NVRTC does not tell which files it opened: what is kept must have been made of files that are known and unchanged
     if not included.is_unread and source.with_included() == included:
@@ -107,14 +108,13 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
     return code, about
 
 
-def _lacking(text: str) -> str:
-    """Say which wheels of NVIDIA's `text` needs, if they are not installed."""
-    wheels = ((_CCCL, "CCCL", "cccl", "nvidia-cuda-cccl"), (_CURAND, "cuRAND", "curand_kernel.h", "nvidia-curand"))
-    return "".join(
-        f"\nit needs headers of {name}, which are not there: pip install {wheel}"
-        for includes, name, place, wheel in wheels
-        if includes.search(text) and not (nvidia_headers() / place).exists()
+def _lacking(said: str) -> str:
+    """Say which wheels of NVIDIA's have the headers that NVRTC `said` it cannot open, if they are not installed."""
+    lacks = _LACKS.findall(said)
+    wheels = (
+        wheel for wheel, names in _APART.items() if headers_apart()[wheel] is None and any(map(names.match, lacks))
     )
+    return "".join(f"\nit needs headers of NVIDIA's that are not there: pip install {wheel}" for wheel in wheels)
 
 
 def _host_only(text: str, said: str) -> str:
@@ -190,8 +190,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    # cooperative groups include headers of cccl
-    return [nvrtc_folder(), STAND_INS, nvidia_headers(), nvidia_headers() / "cccl"]
+    return [nvrtc_folder(), STAND_INS, *dict.fromkeys((nvidia_headers(), *filter(None, headers_apart().values())))]
 
 
 def check_options(options: Sequence[str]) -> None:
