@@ -2,6 +2,10 @@
 
 `tools.launch.launch` passes a tensor of two or more dimensions as (pointer, stride of each dimension), in these tuples
 too. A field is None for an option that is not used, and the kernel is then compiled without that option.
+
+Triton 3.6 allows less than 3.7. After a branch or a loop, it has lost the constants of a tuple within a tuple, such as
+a stride of 1, unless the last field of the outer tuple is a constant: `last`. A device function cannot return None,
+alone or in a tuple, but where it returns nothing, its caller gets None.
 """
 
 from typing import NamedTuple
@@ -18,6 +22,7 @@ class Scoring(NamedTuple):
     softcap: float | None  # · log₂ e
     slopes: Tensor | None  # ALiBi: [H] float32
     attn_mask: Tensor | None = None  # [B, H, T, S] bytes
+    last: None = None  # for Triton 3.6, see above
 
     @classmethod
     def of(cls, scale: float, softcap: float, slopes: Tensor | None, attn_mask: Tensor | None = None) -> "Scoring":
@@ -33,7 +38,6 @@ class Dropout(NamedTuple):
     seed: Tensor  # [1] int64
     threshold: float  # a whole number; Triton would compile an int of 1, and a multiple of 16, again
     growth: float  # the factor of the weights that are kept
-    head: int | None = None  # among all heads of all sequences, from `of_head`
 
 
 class Packed(NamedTuple):
@@ -72,6 +76,7 @@ class Results(NamedTuple):
     m: Tensor | None  # [slots · ROWS] float32, in units of log 2; None if no item is split
     l: Tensor | None  # [slots · ROWS] float32
     acc: Tensor | None  # [slots · ROWS · D] float32
+    last: None = None  # for Triton 3.6, see above
 
 
 class DecodeSizes(NamedTuple):

@@ -209,7 +209,7 @@ def decode_attention_kernel(
     """
     GROUP: tl.constexpr = SIZES.GROUP
     TILE: tl.constexpr = SIZES.TILE
-    scale, softcap, slopes, _ = scoring
+    scale, softcap, slopes, _, _ = scoring
     k_ptr, k_block, k_head, k_token, _ = k
     v_ptr, v_block, v_head, v_token, _ = v
     if SIZES.P is not None:

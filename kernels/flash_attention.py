@@ -13,8 +13,20 @@ scale contains the factor log₂ e, and exp(s) = 2^(s · log₂ e). Dao 2023, Al
 import triton
 import triton.language as tl
 
+from pagewise.kernels.arguments import Scoring
 from pagewise.kernels.partial import empty, finite, output
-from pagewise.kernels.scores import LN_2, LOG2_E, biased, capped, kept, key_range, of_head, seen_in_tile, visible
+from pagewise.kernels.scores import (
+    LN_2,
+    LOG2_E,
+    biased,
+    capped,
+    kept,
+    key_range,
+    mask_of,
+    seen_in_tile,
+    slope_of,
+    visible,
+)
 
 
 @triton.jit
@@ -146,7 +158,7 @@ def fold_tiles(
     keys,  # k and v as (pointer, stride of rows) or descriptors; start and stop of the keys that some query here sees
     scoring,  # `Scoring` of the head
     window,  # None if no key of these tiles lies before a window
-    dropout,  # `Dropout` of the head, or None
+    dropout,  # `Dropout` or None, and the number of the head among all heads of all sequences
     SIZES: tl.constexpr,
     CUT: tl.constexpr,  # whether some key of these tiles is hidden from some query
     SCALE_FIRST: tl.constexpr,
@@ -156,6 +168,7 @@ def fold_tiles(
     m, l, acc = state
     q, first_row, T, S = queries
     k_matrix, v_matrix, start, stop = keys
+    dropout, head = dropout
     COLS: tl.constexpr = SIZES.COLS
     rows, col = first_row + tl.arange(0, SIZES.ROWS), tl.arange(0, COLS)
     for j in range(first, end):
@@ -186,7 +199,7 @@ def fold_tiles(
         l = l * alpha + tl.sum(weights, axis=1)
         m = m_new
         if dropout is not None:
-            weights = tl.where(kept(first_row, first_col, dropout, SIZES.ROWS, COLS), weights, 0.0)
+            weights = tl.where(kept(first_row, first_col, dropout, head, SIZES.ROWS, COLS), weights, 0.0)
         if TMA:
             v = v_matrix.load([first_col - start, 0])
         else:
@@ -238,7 +251,8 @@ def flash_attention_kernel(
             return
     elif SIZES.CAUSAL:
         tile = num_tiles - 1 - tile
-    scoring, dropout = of_head(scoring, dropout, batch, head, sequence * num_heads + head)
+    scoring = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
+    drops = (dropout, sequence * num_heads + head)
     first_row = tile * SIZES.ROWS
     rows = first_row + tl.arange(0, SIZES.ROWS)
     q_matrix = matrix_of_head(q, batch, head, first_q)
@@ -255,11 +269,11 @@ def flash_attention_kernel(
     if scoring.attn_mask is None:  # a mask in memory may cut any tile
         if window is not None:
             state = fold_tiles(
-                first, whole, state, queries, keys, scoring, window, dropout, SIZES, True, SCALE_FIRST, TMA
+                first, whole, state, queries, keys, scoring, window, drops, SIZES, True, SCALE_FIRST, TMA
             )
-        state = fold_tiles(whole, cut, state, queries, keys, scoring, None, dropout, SIZES, False, SCALE_FIRST, TMA)
+        state = fold_tiles(whole, cut, state, queries, keys, scoring, None, drops, SIZES, False, SCALE_FIRST, TMA)
         first, window = cut, None
-    state = fold_tiles(first, end, state, queries, keys, scoring, window, dropout, SIZES, True, SCALE_FIRST, TMA)
+    state = fold_tiles(first, end, state, queries, keys, scoring, window, drops, SIZES, True, SCALE_FIRST, TMA)
 
     m, l, acc = state
     out_tile, lse_tile = output(m * LN_2, l, acc)

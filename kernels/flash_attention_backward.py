@@ -13,8 +13,9 @@ tiles that the mask cuts pay for the mask. What several functions here take:
 
     segment   (batch, sequence, first query row, first key row, T, S), from `segment_of`
     inputs    q, k, v and d_out, each (pointer, stride of each dimension)
-    saved     (`Saved` of all heads, the number of the first query here), or `Saved` of some queries
-    scoring   `Scoring` of all heads; in a loop: of the head. So is dropout: `Dropout` or None
+    saved     `Saved` of all heads, or of some queries
+    scoring   `Scoring` of all heads; in a loop: of the head
+    dropout   `Dropout` or None; in a loop: and the number of the head among all heads of all sequences
     window    None without a window; in a loop: None if no key of its tiles lies before a window
     CUT       whether some query of these tiles does not see some key, or is beyond T
 """
@@ -31,9 +32,10 @@ from pagewise.kernels.scores import (
     capped,
     kept,
     key_range,
-    of_head,
+    mask_of,
     query_range,
     seen_in_tile,
+    slope_of,
     visible,
 )
 
@@ -109,16 +111,10 @@ def flash_attention_delta_kernel(
 
 
 @triton.jit
-def load_saved(saved, rows, T, CUT: tl.constexpr):
-    """The values of `Saved` for these rows of a head. A row beyond T gets m = +∞, so that its weights are 0."""
-    saved, first = saved
-    mask, nothing, zero, log_l = None, None, None, None
-    if CUT:
-        mask, nothing, zero = rows < T, float("inf"), 0.0
-    if saved.log_l is not None:
-        log_l = tl.load(saved.log_l + first + rows, mask=mask, other=zero)
-    m = tl.load(saved.m + first + rows, mask=mask, other=nothing)
-    return Saved(m, log_l, tl.load(saved.delta + first + rows, mask=mask, other=zero))
+def load_saved(field, first, rows, T, beyond, CUT: tl.constexpr):
+    """A field of `Saved`, or None, for these rows of the head whose first is `first`; `beyond` for rows beyond T."""
+    if field is not None:
+        return tl.load(field + first + rows, mask=rows < T, other=beyond) if CUT else tl.load(field + first + rows)
 
 
 @triton.jit
@@ -152,11 +148,12 @@ def fold_queries(
     """sums = (dk, dv) with the sums over the queries of the tiles first … end − 1 of one head.
 
     skipped: (first, number) of tiles that are left out. keys: k and v [COLS, BLOCK_D], the index of the first, T, S.
-    queries: q and d_out of the head as (pointer, stride of rows), saved.
+    queries: q and d_out of the head as (pointer, stride of rows), saved, the number of the first query in it.
     """
     dk, dv = sums
     k, v, first_col, T, S = keys
-    q_matrix, d_out_matrix, saved = queries
+    q_matrix, d_out_matrix, saved, first_saved = queries
+    dropout, head = dropout
     ROWS: tl.constexpr = SIZES.ROWS
     row = tl.arange(0, ROWS)
     cols = first_col + tl.arange(0, SIZES.COLS)
@@ -169,7 +166,9 @@ def fold_queries(
         rows = i * ROWS + row
         q = load_tile(q_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT)
         d_out = load_tile(d_out_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT)
-        of_rows = load_saved(saved, rows, T, CUT)
+        log_l = load_saved(saved.log_l, first_saved, rows, T, 0.0, CUT)
+        m = load_saved(saved.m, first_saved, rows, T, float("inf"), CUT)  # so that weights beyond T are 0
+        of_rows = Saved(m, log_l, load_saved(saved.delta, first_saved, rows, T, 0.0, CUT))
         if q.dtype == tl.float32:  # the forward's order of operands: m and log₂ l contain its rounding
             products = tl.trans(tl.dot(q, tl.trans(k), input_precision="ieee"))
         else:
@@ -189,7 +188,7 @@ def fold_queries(
         weights = weights_of(scores, of_rows, 0)
         used = weights
         if dropout is not None:
-            keep = tl.trans(kept(i * ROWS, first_col, dropout, ROWS, SIZES.COLS))
+            keep = tl.trans(kept(i * ROWS, first_col, dropout, head, ROWS, SIZES.COLS))
             used = tl.where(keep, weights * dropout.growth, 0.0)
             d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
         dv = tl.dot(used.to(d_out.dtype), d_out, dv, input_precision="ieee")  # dV += Pᵀ dO
@@ -229,10 +228,11 @@ def store_gradient_of_keys(outputs, tile, heads, segment, inputs, saved, scoring
     sums = tl.zeros([COLS, BLOCK_D], tl.float32), tl.zeros([COLS, BLOCK_D], tl.float32)
     for nth in range(0, heads_of_group):
         head = first_head + nth
-        of_this, drops = of_head(scoring, dropout, batch, head, sequence * num_heads + head)
+        of_this = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
+        drops = (dropout, sequence * num_heads + head)
         q_matrix = matrix_of_head(q_tensor, batch, head, first_q)
         d_out_matrix = matrix_of_head(d_out_tensor, batch, head, first_q)
-        queries = (q_matrix, d_out_matrix, (saved, (batch * num_heads + head).to(tl.int64) * total + first_q))
+        queries = (q_matrix, d_out_matrix, saved, (batch * num_heads + head).to(tl.int64) * total + first_q)
         whole, num_whole = first, 0
         if scoring.attn_mask is None:
             whole = tl.minimum(tl.cdiv(whole_start, ROWS), end)
@@ -257,6 +257,7 @@ def fold_keys(first, end, dq, queries, keys, scoring, window, dropout, SIZES: tl
     """
     q, d_out, saved, first_row, T, S = queries
     k_matrix, v_matrix, start, stop = keys
+    dropout, head = dropout
     COLS: tl.constexpr = SIZES.COLS
     col = tl.arange(0, COLS)
     rows = first_row + tl.arange(0, SIZES.ROWS)
@@ -278,7 +279,7 @@ def fold_keys(first, end, dq, queries, keys, scoring, window, dropout, SIZES: tl
         weights = weights_of(scores, saved, 1)
         d_weights = tl.dot(d_out, tl.trans(v), input_precision="ieee")  # dP = dO Vᵀ
         if dropout is not None:
-            keep = kept(first_row, j * COLS, dropout, SIZES.ROWS, COLS)
+            keep = kept(first_row, j * COLS, dropout, head, SIZES.ROWS, COLS)
             d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
         d_scores = through_softcap(weights * (d_weights - saved.delta[:, None]), capped_scores, scoring.softcap)
         dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision="ieee")  # dQ += dS K
@@ -302,19 +303,23 @@ def store_gradient_of_queries(
     tile_q = first_q + tl.cast(first_row, tl.int64)
     q = load_rows(matrix_of_head(q_tensor, batch, head, tile_q), row, inside, SIZES.D, BLOCK_D)
     d_out = load_rows(matrix_of_head(d_out_tensor, batch, head, tile_q), row, inside, SIZES.D, BLOCK_D)
-    saved = (saved, (batch * num_heads + head).to(tl.int64) * total + first_q)
-    queries = (q, d_out, load_saved(saved, first_row + row, T, True), first_row, T, S)
+    first_saved, rows = (batch * num_heads + head).to(tl.int64) * total + first_q, first_row + row
+    log_l = load_saved(saved.log_l, first_saved, rows, T, 0.0, True)
+    m = load_saved(saved.m, first_saved, rows, T, float("inf"), True)
+    of_rows = Saved(m, log_l, load_saved(saved.delta, first_saved, rows, T, 0.0, True))
+    queries = (q, d_out, of_rows, first_row, T, S)
     start, stop, first, whole, cut, end = key_range(first_row, T, S, window, SIZES)
     k_matrix = matrix_of_head(k_tensor, batch, kv_head, first_k)
     keys = (k_matrix, matrix_of_head(v_tensor, batch, kv_head, first_k), start, stop)
-    scoring, dropout = of_head(scoring, dropout, batch, head, sequence * num_heads + head)
+    scoring = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
+    drops = (dropout, sequence * num_heads + head)
     dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
     if scoring.attn_mask is None:
         if window is not None:
-            dq = fold_keys(first, whole, dq, queries, keys, scoring, window, dropout, SIZES, True)
-        dq = fold_keys(whole, cut, dq, queries, keys, scoring, None, dropout, SIZES, False)
+            dq = fold_keys(first, whole, dq, queries, keys, scoring, window, drops, SIZES, True)
+        dq = fold_keys(whole, cut, dq, queries, keys, scoring, None, drops, SIZES, False)
         first, window = cut, None
-    dq = fold_keys(first, end, dq, queries, keys, scoring, window, dropout, SIZES, True)
+    dq = fold_keys(first, end, dq, queries, keys, scoring, window, drops, SIZES, True)
     dq *= factor_of_products(scoring)
     store_rows(matrix_of_head(dq_tensor, batch, head, tile_q), row, dq, inside, SIZES.D, BLOCK_D)
 

@@ -8,8 +8,6 @@ in units of log 2, so that a weight is 2 to the power of (score − m).
 import triton
 import triton.language as tl
 
-from pagewise.kernels.arguments import Dropout, Scoring
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -94,18 +92,18 @@ def seen_in_tile(col, first_col, rows, sizes, window, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def of_head(scoring, dropout, batch, head, number):
-    """`Scoring` and `Dropout` of one head: slope · log₂ e, and the mask as (pointer, strides of row and column)."""
-    slope, matrix = None, None
+def slope_of(scoring, head):
+    """slope · log₂ e of one head, or None."""
     if scoring.slopes is not None:
-        slope = tl.load(scoring.slopes + head) * LOG2_E
+        return tl.load(scoring.slopes + head) * LOG2_E
+
+
+@triton.jit
+def mask_of(scoring, batch, head):
+    """The mask of one head as (pointer, strides of row and column), or None."""
     if scoring.attn_mask is not None:
         ptr, stride_batch, stride_head, stride_row, stride_col = scoring.attn_mask
-        ptr += batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head
-        matrix = (ptr, stride_row, stride_col)
-    if dropout is not None:
-        dropout = Dropout(dropout.seed, dropout.threshold, dropout.growth, number)
-    return Scoring(scoring.scale, scoring.softcap, slope, matrix), dropout
+        return ptr + batch.to(tl.int64) * stride_batch + head.to(tl.int64) * stride_head, stride_row, stride_col
 
 
 @triton.jit
@@ -124,13 +122,16 @@ def biased(scores, rows, cols, sizes, slope):
 
 
 @triton.jit
-def kept(first_row, first_col, dropout, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """The weights of a tile [ROWS, COLS] that dropout keeps, the same as in `flash_attention.dropout.Dropout.keep`."""
+def kept(first_row, first_col, dropout, head, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """The weights of a tile [ROWS, COLS] that dropout keeps, the same as in `flash_attention.dropout.Dropout.keep`.
+
+    head: its number among all heads of all sequences.
+    """
     tl.static_assert(COLS % 8 == 0, "eight neighbours share a draw")
     row = (first_row + tl.arange(0, ROWS))[:, None].to(tl.uint32)
     group = (first_col // 8 + tl.arange(0, COLS // 8))[None, :].to(tl.uint32)
     row, group = tl.broadcast(row, group)
-    head = tl.zeros_like(row) + dropout.head.to(tl.uint32)
+    head = tl.zeros_like(row) + head.to(tl.uint32)
     w0, w1, w2, w3 = tl.philox(tl.load(dropout.seed), row, group, head, tl.zeros_like(row))
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))  # [..., 2, 2]: w0 w1 w2 w3
     draws = tl.join(words & 0xFFFF, words >> 16)

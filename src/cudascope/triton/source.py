@@ -82,7 +82,8 @@ class Description:
             self._lasts &= kind is tuple
             return [kind.__name__, [each(value), each(value.values())] if kind is dict else each(value)]
         if isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields"):
-            return ["namedtuple class", value.__name__, list(value._fields)]
+            defaults = value._field_defaults
+            return ["namedtuple class", value.__name__, list(value._fields), each(defaults.values())]
         function = function_of(value)
         if isinstance(value, types.ModuleType) or _is_tritons(function or value) or inspect.isbuiltin(value):
             return _imported(function or value)

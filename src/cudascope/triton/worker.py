@@ -10,7 +10,6 @@ import __future__
 
 import ast
 import collections
-import functools
 import inspect
 import json
 import pkgutil
@@ -75,10 +74,10 @@ class Reader:
         return dict(zip(map(self.value, keys), map(self.value, values), strict=True))
 
     def _namedtuple(self, name: str, fields: list[str], values: list[Any]) -> tuple:
-        return self._namedtuple_class(name, fields)(*map(self.value, values))
+        return self._namedtuple_class(name, fields, [])(*map(self.value, values))
 
-    def _namedtuple_class(self, name: str, fields: list[str]) -> type:
-        return _namedtuple_class(name, tuple(fields))
+    def _namedtuple_class(self, name: str, fields: list[str], defaults: list[Any]) -> type:
+        return collections.namedtuple(name, fields, defaults=map(self.value, defaults))
 
     def _opaque(self, kind: str, members: dict[str, Any]) -> Opaque:
         return Opaque(kind, {name: self.value(value) for name, value in members.items()})
@@ -127,11 +126,6 @@ class Reader:
         function.__defaults__ = tuple(values)
         if made is not function:
             made.signature = inspect.signature(function)
-
-
-@functools.cache
-def _namedtuple_class(name: str, fields: tuple[str, ...]) -> type:
-    return collections.namedtuple(name, fields)
 
 
 def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
