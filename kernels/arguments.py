@@ -4,8 +4,8 @@
 too. A field is None for an option that is not used, and the kernel is then compiled without that option.
 
 Triton 3.6 allows less than 3.7. After a branch or a loop, it has lost the constants of a tuple within a tuple, such as
-a stride of 1, unless the last field of the outer tuple is a constant: `last`. A device function cannot return None,
-alone or in a tuple, but where it returns nothing, its caller gets None.
+a stride of 1, unless the last field of the outer tuple is a constant: `last`. A tuple that holds None is not compared
+with None. A device function does not return None, alone or in a tuple. If it returns nothing, its caller gets None.
 """
 
 from typing import NamedTuple
@@ -50,9 +50,9 @@ class Packed(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the forward leaves for the backward: [B · H · T] float32 each."""
+    """What the forward leaves for the backward: [B · H · T] float32 each. All are None if no backward needs them."""
 
-    m: Tensor  # the largest score of a query, in units of log 2; if log_l is None: log₂ Σ 2^score
+    m: Tensor | None  # the largest score of a query, in units of log 2; in a backward without log_l: log₂ Σ 2^score
     log_l: Tensor | None  # log₂ Σ 2^(score − m), and +∞ for a query that sees no key
     delta: Tensor | None  # (out · d_out).sum(-1) − d_lse; None in the forward
 

@@ -216,7 +216,7 @@ def flash_attention_kernel(
     v,  # [B, Hkv, S, D]
     out,  # [B, H, T, D]
     lse,  # [B · H · T] float32
-    saved,  # `Saved`; None if no backward needs it
+    saved,  # `Saved`
     scoring,  # `Scoring`, this and the following from kernels/arguments.py
     dropout,  # `Dropout`, or None
     packed,  # `Packed`, or None
@@ -283,7 +283,7 @@ def flash_attention_kernel(
     store_rows(out_matrix, rows, out_tile, rows < T, SIZES.D, SIZES.BLOCK_D)
     numbers = (batch * num_heads + head).to(tl.int64) * total + first_q + rows  # where one number per query is
     tl.store(lse + numbers, lse_tile, mask=rows < T)
-    if saved is not None:
+    if saved.m is not None:
         # A query that sees no key gets log₂ l = +∞, so that the backward computes 2^(score − m − log₂ l) = 0.
         log_l = tl.where(l == 0.0, float("inf"), tl.log2(tl.where(l == 0.0, 1.0, l)))
         tl.store(saved.m + numbers, finite(m), mask=rows < T)

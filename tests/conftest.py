@@ -111,6 +111,7 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # after the fixtures, which may have replaced what is asked here
 def pytest_runtest_teardown():
     """Give large memory of a GPU back: workers share one, and torch would keep what a test of large strides took."""
     if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:

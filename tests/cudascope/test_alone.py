@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cudascope import CompileError, CudaKernel, Finding, check, observe
-from cudascope.toolchain.headers import headers_apart, nvidia_headers
+from cudascope.toolchain.headers import nvidia_folders, nvidia_headers
 
 FOLDER = Path(__file__).parent
 BLOCKED = "import sys; sys.modules.update(torch=None, pagewise=None, triton=None); "
@@ -56,24 +56,26 @@ def test_an_installed_toolkit_has_the_headers_where_no_wheel_of_nvidia_is(variab
         monkeypatch.delenv(name, raising=False)
     if not Path("/usr/local/cuda/include/cuda_fp16.h").exists():
         with pytest.raises(CompileError, match=r"pip install nvidia-cuda-runtime, or 'cudascope\[cuda\]'"):
-            nvidia_headers.__wrapped__()
+            nvidia_folders.__wrapped__()
     monkeypatch.setenv(variable, str(tmp_path))
-    assert nvidia_headers.__wrapped__() == tmp_path / "include"
+    assert nvidia_folders.__wrapped__()[0] == tmp_path / "include"
 
 
-WITH_STD = "#include <cuda_fp16.h>\n__global__ void larger(float* x) { *x = std::max(*x, __half2float(__half(1))); }"
+APART = {  # what a source includes of a wheel of its own
+    "cccl": "#include <cuda_fp16.h>\n__global__ void k(float* x) { *x = std::max(*x, __half2float(__half(1))); }",
+    "crt": "#include <mma.h>\n__global__ void k(int* x) { *x = int(sizeof(nvcuda::wmma::layout_t)); }",
+}
 
 
-@pytest.mark.parametrize("cccl", ["user/nvidia/cu13/include/cccl", "toolkit/include/cccl", "toolkit/include", None])
-def test_headers_of_cccl_may_be_in_another_folder_than_those_of_the_runtime(cccl, tmp_path):
+@pytest.mark.parametrize("place", ["user/nvidia/cu13/include", "toolkit/include", None])
+@pytest.mark.parametrize("name", APART)
+def test_headers_may_be_in_another_folder_than_those_of_the_runtime(name, place, tmp_path):
     runtime = tmp_path / "site" / "nvidia" / "cu13" / "include"
-    runtime.mkdir(parents=True)
+    there = tmp_path / (place or "nowhere")
+    for folder in (runtime, there):
+        folder.mkdir(parents=True)
     for path in nvidia_headers().iterdir():
-        if path.name not in ("cccl", "nv"):
-            (runtime / path.name).symlink_to(path)
-    if cccl:
-        (tmp_path / cccl).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / cccl).symlink_to(headers_apart()["nvidia-cuda-cccl"])
+        ((there if path.name == name else runtime) / path.name).symlink_to(path)
     code = f"""
 import sys, sysconfig
 from cuda import pathfinder
@@ -85,13 +87,13 @@ sys.path = [{str(tmp_path / "user")!r}, *(path for path in sys.path if "site-pac
 every = headers._folders_of_nvidia
 headers._folders_of_nvidia = lambda: (folder for folder in every() if "/usr/local/" not in str(folder))
 try:
-    nvrtc.compile_cubin(Source({WITH_STD!r}, "larger.cu", headers.Path({str(tmp_path)!r}), (), ()), "larger", "sm_90")
+    nvrtc.compile_cubin(Source({APART[name]!r}, "k.cu", headers.Path({str(tmp_path)!r}), (), ()), "k", "sm_90")
     print("compiled")
 except CompileError as error:
     print(error)
 """
     told = alone(code, CUDA_HOME=str(tmp_path / "toolkit"), CUDASCOPE_CACHE=str(tmp_path / "cache"))
-    assert ("compiled" if cccl else "that are not there: pip install nvidia-cuda-cccl") in told
+    assert ("compiled" if place else f"that are not there: pip install nvidia-cuda-{name}") in told
 
 
 @pytest.mark.slow

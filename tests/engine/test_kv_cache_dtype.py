@@ -1,5 +1,8 @@
 """The engine with a float8 cache: it computes the attention of keys and values that were rounded with its scales."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from covering import is_full
@@ -169,6 +172,20 @@ def test_decode_steps_on_fixed_buffers_write_and_read_with_the_scales(captured):
     llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
     assert_logits_of_reference(llm, [(prompt(n, n), greedy(4)) for n in (3, 9, 13)], E4M3, SCALES[E4M3])
     assert set(captured.replayed) == {4}
+
+
+def test_a_dropped_engine_frees_its_graphs_at_once(captured):
+    """The garbage collector could destroy them while another engine captures its own, which CUDA does not allow."""
+    llm = engine(E4M3, ONES)
+    llm.runner._graphs = DecodeGraphs(llm.runner, llm.config)
+    graphs = weakref.ref(llm.runner._graphs)
+    gc.collect()
+    gc.disable()
+    try:
+        del llm
+        assert graphs() is None
+    finally:
+        gc.enable()
 
 
 def test_names_and_dtypes_mean_the_same():

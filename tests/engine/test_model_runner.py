@@ -1,6 +1,7 @@
 """A step as one value, and decode steps on the fixed buffers of a CUDA graph."""
 
 import random
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -81,8 +82,8 @@ def captured_graphs(monkeypatch):
     """Return which graphs were captured, and which were replayed."""
     found = Captured()
 
-    def capture(graphs, static):
-        graph = Replayed(graphs._runner, static, found.replayed.append)
+    def capture(graphs, runner, static):
+        graph = Replayed(weakref.proxy(runner), static, found.replayed.append)
         found.append(tuple(static.block_tables.shape))
         return graph, graph.logits
 

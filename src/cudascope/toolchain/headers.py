@@ -153,33 +153,29 @@ def _folders_of_nvidia() -> Iterator[Path]:
             yield Path(toolkit, "include")
 
 
-def folder_with(header: str) -> Path | None:
-    """The first folder of NVIDIA's with this header. Some headers of CUDA come in wheels of their own, as CCCL's.
-
-    Since CUDA 13 those of CCCL are in a subfolder.
-    """
-    folders = (folder for place in _folders_of_nvidia() for folder in (place, place / "cccl"))
-    return next((folder for folder in folders if (folder / header).is_file()), None)
-
-
 @functools.cache
+def nvidia_folders() -> list[Path]:
+    """All folders of NVIDIA's headers, the first with cuda_fp16.h and its like.
+
+    Some headers come in wheels of their own: CCCL's, cuRAND's and those of the folder crt. They may be in another
+    folder of Python's packages than the runtime's, or in a toolkit alone. Since CUDA 13 CCCL's are in a subfolder.
+    """
+    folders = [folder for place in _folders_of_nvidia() for folder in (place, place / "cccl") if folder.is_dir()]
+    found = next((folder for folder in folders if (folder / "cuda_fp16.h").is_file()), None)
+    if found is None:
+        raise CompileError(
+            "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
+            "pip install nvidia-cuda-runtime, or 'cudascope[cuda]'"
+        )
+    return [*dict.fromkeys((found, *folders))]
+
+
 def nvidia_headers() -> Path:
     """The folder of cuda_fp16.h and its like: in the nvidia-cuda-runtime wheel, or an installed toolkit's.
 
     cuda-pathfinder finds both. Without it, $CUDA_HOME, $CUDA_PATH and /usr/local/cuda name the toolkit.
     """
-    if (found := folder_with("cuda_fp16.h")) is None:
-        raise CompileError(
-            "compiling CUDA C++ needs NVIDIA's headers (cuda_fp16.h): "
-            "pip install nvidia-cuda-runtime, or 'cudascope[cuda]'"
-        )
-    return found
-
-
-@functools.cache
-def headers_apart() -> dict[str, Path | None]:
-    """The folders of what may be in a wheel of its own, by the wheel; None: it is not installed."""
-    return {"nvidia-cuda-cccl": folder_with("cuda/std/version"), "nvidia-curand": folder_with("curand_kernel.h")}
+    return nvidia_folders()[0]
 
 
 _HALVES = ("half", "half2", "__half", "__half2", "__half_raw", "__half2_raw")
@@ -273,9 +269,8 @@ def content_of(*folders: Path) -> str:
 @functools.cache
 def nvidia_version() -> str:
     """Return what identifies NVIDIA's headers, and those of CCCL, which come in a wheel of their own."""
-    folders = [nvidia_headers(), *filter(None, headers_apart().values())]
-    files = [folder / name for folder in folders for name in ("cuda_runtime_api.h", "cuda/std/__cccl/version.h")]
-    found = [file for file in files if file.is_file()]
+    names = ("cuda_runtime_api.h", "cuda/std/__cccl/version.h")
+    found = [folder / name for folder in nvidia_folders() for name in names if (folder / name).is_file()]
     return digest(*(part for file in found for part in (str(file.stat().st_size), _start_of(file, 1 << 14))))
 
 
@@ -302,7 +297,6 @@ def is_foreign(file: str) -> bool:
     if path.is_relative_to(kept) and any(map(_IN_CACHE.fullmatch, path.relative_to(kept).parts[:1])):
         return True
     try:
-        folders = (nvidia_headers(), *filter(None, headers_apart().values()))
-        return any(path.is_relative_to(folder) for folder in folders)
+        return any(path.is_relative_to(folder) for folder in nvidia_folders())
     except CompileError:  # they are not installed
         return False

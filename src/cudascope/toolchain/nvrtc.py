@@ -21,9 +21,8 @@ from cudascope.toolchain.headers import (
     HOST_ONLY,
     STAND_INS,
     STANDARD,
-    headers_apart,
     lenient_folders,
-    nvidia_headers,
+    nvidia_folders,
     nvidia_version,
     nvrtc_folder,
     our_headers,
@@ -35,7 +34,9 @@ _LONG_LONG = re.compile(r'#[ \t]*include[ \t]*[<"](cooperative_groups/memcpy_asy
 _STD = re.compile(r"\bstd\b")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)', re.MULTILINE)
 _LACKS = re.compile(r'cannot open source file "([^"]+)"')
-_APART = {"nvidia-cuda-cccl": re.compile("cuda/|cub/|nv/|thrust/"), "nvidia-curand": re.compile("curand_")}
+_APART = {"cccl": "cuda/|cub/|nv/|thrust/", "crt": "crt/"}
+_APART = {f"nvidia-cuda-{wheel}": re.compile(names) for wheel, names in _APART.items()}
+_APART["nvidia-curand"] = re.compile("curand_")
 
 _SWITCHES = ("use_fast_math", "ftz", "prec-sqrt", "prec-div", "fmad", "extra-device-vectorization", "restrict")
 _OPTIONS = {"std": str, "maxrregcount": int, **dict.fromkeys(_SWITCHES, bool)}
@@ -109,11 +110,9 @@ def _compiled(source: Source, name: str, arch: str, form: str) -> tuple[bytes, d
 
 
 def _lacking(said: str) -> str:
-    """Say which wheels of NVIDIA's have the headers that NVRTC `said` it cannot open, if they are not installed."""
+    """Say which wheels of NVIDIA's have the headers that NVRTC `said` it cannot open."""
     lacks = _LACKS.findall(said)
-    wheels = (
-        wheel for wheel, names in _APART.items() if headers_apart()[wheel] is None and any(map(names.match, lacks))
-    )
+    wheels = (wheel for wheel, names in _APART.items() if any(map(names.match, lacks)))
     return "".join(f"\nit needs headers of NVIDIA's that are not there: pip install {wheel}" for wheel in wheels)
 
 
@@ -190,7 +189,7 @@ def _bytes(size: Callable, read: Callable, program: Any) -> bytes:
 
 def _folders() -> list[Path]:
     """Where the headers are that are not the user's."""
-    return [nvrtc_folder(), STAND_INS, *dict.fromkeys((nvidia_headers(), *filter(None, headers_apart().values())))]
+    return [nvrtc_folder(), STAND_INS, *nvidia_folders()]
 
 
 def check_options(options: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ captured as CUDA graphs, for a few batch sizes, and replayed on fixed buffers. A
 of the next larger graph and launches it once. The remaining rows write nowhere (slot −1) and see no key (length 0).
 """
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -71,7 +72,8 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(self, runner: ModelRunner, config: EngineConfig) -> None:
-        self._runner, device, self._pool = runner, runner.memory.device, None
+        self._memory, device, self._pool = runner.memory, runner.memory.device, None
+        gc.collect()  # graphs of an engine that is gone: destroyed during a capture they would end that
         sizes = [1, 2, 4, *range(8, config.max_num_seqs + 8, 8)]
         self._sizes = sizes[: bisect_left(sizes, config.max_num_seqs) + 1]
         width = min(config.num_blocks, cdiv(config.max_model_len, config.block_size))
@@ -80,13 +82,13 @@ class DecodeGraphs:
             rows, zeros = torch.arange(size + 1, device=device), torch.zeros(size, dtype=torch.int64, device=device)
             tables = torch.zeros(size, width, dtype=torch.int32, device=device)
             static = Batch([], zeros, zeros.clone(), rows[:-1], zeros - 1, tables, zeros.int(), rows.int())
-            self._captured[size] = static, *self._capture(static)
+            self._captured[size] = static, *self._capture(runner, static)
 
     def run(self, batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return the logits of the rows that `batch.logits_for` names."""
         size = self._sizes[bisect_left(self._sizes, len(batch.seq_lens))]
         static, graph, logits = self._captured[size]
-        self._runner.memory.cache.copy_blocks(batch.copies)
+        self._memory.cache.copy_blocks(batch.copies)
         B, M = batch.block_tables.shape
         for name, nothing in {"token_ids": 0, "positions": 0, "slots": -1, "seq_lens": 0}.items():
             buffer = getattr(static, name)
@@ -95,16 +97,16 @@ class DecodeGraphs:
         graph.replay()
         return logits[batch.logits_for]
 
-    def _capture(self, static: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, runner: ModelRunner, static: Batch) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Return the graph of a step with these buffers, and its logits."""
         usual = torch.cuda.current_stream(static.slots.device)
         side = torch.cuda.Stream(usual.device)
         side.wait_stream(usual)
         with torch.cuda.stream(side):  # compiles and tunes kernels, which is not allowed during a capture
-            self._runner.step(static)
+            runner.step(static)
         usual.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._runner.step(static)
+            logits = runner.step(static)
         self._pool = graph.pool()
         return graph, logits

@@ -58,6 +58,7 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
     gpu = architecture(q.device)
     tiles = tuning.tiles_for("forward", q, gpu, inputs.is_heavy)
     num_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
+    m, log_l = saved.flatten(1) if saved.numel() else (None, None)
     by_tma = gpu.sm >= 90 and inputs.attn_mask is None and takes_tma(k) and takes_tma(v)
     launch(
         flash_attention_kernel,
@@ -67,7 +68,7 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
         v=v,
         out=out,
         lse=lse.view(-1),
-        saved=Saved(*saved.flatten(1), None) if saved.numel() else None,
+        saved=Saved(m, log_l, None),
         **options_of(inputs, tiles.owned, tiles.visited),
         num_tiles=num_tiles,
         num_heads=H,
