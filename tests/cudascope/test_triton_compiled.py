@@ -147,7 +147,9 @@ def test_a_product_on_tensor_cores_equals_torchs_and_has_no_findings(arch, tile,
     with check(stop=False, ignore=("same value",)) as report:
         out, expected, compiled = matmul(arch, tile)
     torch.testing.assert_close(out, expected, atol=2e-3, rtol=1e-3)
-    assert not report.findings
+    # Triton 3.6 writes no fence between an asynchronous copy and the wgmma that reads it. 3.7 writes it.
+    is_without = arch == "sm_90" and triton.__version__.startswith("3.6.")
+    assert all(is_without and "no fence.proxy.async" in str(finding) for finding in report.findings)
     assert all(each in compiled.ptx for each in (instruction, "cp.async.wait_group"))
 
 
@@ -303,6 +305,24 @@ def test_a_kernel_with_named_tuples_functions_shapes_and_enums_as_arguments_and_
         double[1,](Vector(x, 40), out, square, 0.3, out.shape, Mode.SQUARE, num_warps=1)
     expected = torch.cat([x * x, torch.zeros(24)]).add(6).cumsum(0) + torch.tensor(0.3).half().item()
     torch.testing.assert_close(out, expected)
+
+
+class Filling(NamedTuple):
+    ptr: Any
+    value: Any = 3
+
+
+@triton.jit
+def fill_kernel(x, SIZE: tl.constexpr):
+    filling = Filling(x)
+    tl.store(filling.ptr + tl.arange(0, SIZE), filling.value)
+
+
+def test_a_kernel_that_makes_a_named_tuple_with_defaults():
+    x = torch.zeros(32)
+    with triton_compiled("sm_80"), check(outputs=[x]):
+        fill_kernel[1,](x, 32, num_warps=1)
+    assert x.tolist() == [3.0] * 32
 
 
 @triton.jit

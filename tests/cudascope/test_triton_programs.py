@@ -379,6 +379,7 @@ def mixed_kernel(x, y, out, KIND: tl.constexpr):
     tl.store(out + i, result)
 
 
+@pytest.mark.skipif(triton.__version__.startswith("3.6."), reason="the LLVM of Triton 3.6 widens the half by itself")
 @pytest.mark.parametrize(
     ("kind", "dtype"), one_in_three(list(product(["add", "sub", "fma"], [torch.float16, torch.bfloat16])))
 )

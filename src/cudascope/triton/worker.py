@@ -140,8 +140,8 @@ def compile_kernel(request: dict[str, Any]) -> dict[str, Any]:
     return {"asm": texts, "metadata": metadata}
 
 
-def compiled(source: Any, sm: int, options: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the texts of an `ASTSource` and Triton's metadata. Triton's stages run up to PTX: no one needs a cubin."""
+def compiled(source: Any, sm: int, options: dict[str, Any], last: str = "ptx") -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the texts of an `ASTSource` up to the stage `last`, and Triton's metadata. No one needs a cubin."""
     import triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -159,7 +159,7 @@ def compiled(source: Any, sm: int, options: dict[str, Any]) -> tuple[dict[str, s
     arguments = backend.get_codegen_implementation(options), backend.get_module_map(), context
     module = source.make_ir(target, options, *arguments)
     metadata, texts = {"target": target, **vars(options)}, {}
-    for stage in list(stages)[list(stages).index("ttir") : list(stages).index("ptx") + 1]:
+    for stage in list(stages)[list(stages).index("ttir") : list(stages).index(last) + 1]:
         module = stages[stage](module, metadata)
         texts[stage] = str(module)
     return texts, metadata
