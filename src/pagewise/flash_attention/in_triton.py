@@ -47,7 +47,8 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
     For a gradient in float32 these are the largest score m, in units of log 2, and log₂ l = log₂ Σ 2^(score − m). Next
     to a large m their sum, the log-sum-exp, rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴.
     With scores of −480 the error of a gradient was 2.1e-4, where naive attention's was 3.4e-6. In 16 bits the rounding
-    of the weights themselves is larger.
+    of the weights themselves is larger. In float32 both kernels are compiled without fused multiply-adds: where only one
+    of them fuses score · scale − m, the weights of the backward do not add up to 1.
     """
     from pagewise.kernels.flash_attention import flash_attention_kernel
 
@@ -80,6 +81,7 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
         TMA=by_tma,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        enable_fp_fusion=q.dtype != torch.float32,
         outputs=(out,),
         scratch=by_tma,
     )
@@ -151,6 +153,7 @@ def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRo
         QUERY_SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
+        enable_fp_fusion=q.dtype != torch.float32,
         outputs=(dq, dk, dv),
     )
     if splits > 1:
