@@ -1,9 +1,17 @@
 """The work of the processes of test_followers.py. They import this module, so it imports no test."""
 
+import copy
+
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from pagewise.engine import LLM, leader
+
+
+def for_backend(model, backend):
+    """The model, or for Triton a copy on the GPU if there is one: its kernels are compiled for that."""
+    return copy.deepcopy(model).cuda() if backend == "triton" and torch.cuda.is_available() else model
 
 
 def finished(llm):

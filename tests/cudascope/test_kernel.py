@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cuda.bindings import nvrtc as bindings
 
 from conftest import all_executed
 from cudascope import CompileError, CudaKernel
@@ -441,6 +442,14 @@ def test_a_cubin_is_compiled_once(empty_cache):
     for kernel, arch in variants:
         kernel.resources(arch)
     assert len(list(empty_cache.glob("cubin/*.cubin"))) == 1 + len(variants), "each is another build"
+
+
+def test_nvrtc_compiles_each_time(empty_cache, monkeypatch):
+    """Where a driver is, NVRTC has a cache since 12.9. It gives the code alone, and the resources are in the log."""
+    told, real = [], bindings.nvrtcCompileProgram
+    monkeypatch.setattr(bindings, "nvrtcCompileProgram", lambda *args: told.extend(args[2]) or real(*args))
+    CudaKernel(SCALE, "scale<float, 64>").resources("sm_90")
+    assert (b"--no-cache" in told) == (bindings.nvrtcVersion()[1:] >= (12, 9))
 
 
 def test_a_changed_include_is_another_build(empty_cache, tmp_path):

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from covering import is_full
+from engine_cases import for_backend
 from test_model_runner import captured_graphs  # noqa: F401  the fixture `captured`
 
 from pagewise.engine import LLM, SamplingParams
@@ -57,7 +58,9 @@ def reference(model, tokens, dtype, k_scale, v_scale):
         k, v = (x if dtype is None else rounded(x, dtype, one) for x, one in ((k, k_scale), (v, v_scale)))
         return naive_attention(q, k, v, causal=True)
 
-    return model(torch.tensor([tokens]), torch.arange(len(tokens))[None], attend)[0]
+    device = next(model.parameters()).device
+    ids, positions = torch.tensor([tokens], device=device), torch.arange(len(tokens), device=device)[None]
+    return model(ids, positions, attend)[0]
 
 
 def recorded(llm):
@@ -92,7 +95,7 @@ def assert_logits_of_reference(llm, requests, dtype, scales, *, tolerance=TOLERA
 
 
 def engine(dtype, scales, **options):
-    model = options.pop("model", MODEL)
+    model = for_backend(options.pop("model", MODEL), options.get("backend"))
     return LLM(model, kv_cache_dtype=dtype, **scales, **{"num_blocks": 40, "block_size": 8} | options)
 
 
@@ -200,8 +203,9 @@ def test_names_and_dtypes_mean_the_same():
 
 @backends
 def test_the_cache_takes_a_quarter_of_the_bytes_of_float32(backend):
-    wide = LLM(MODEL, num_blocks=8, backend=backend)
-    assert 4 * LLM(MODEL, num_blocks=8, backend=backend, kv_cache_dtype=E5M2).memory.nbytes == wide.memory.nbytes
+    model = for_backend(MODEL, backend)
+    wide = LLM(model, num_blocks=8, backend=backend)
+    assert 4 * LLM(model, num_blocks=8, backend=backend, kv_cache_dtype=E5M2).memory.nbytes == wide.memory.nbytes
 
 
 def test_four_times_as_many_float8_blocks_fit_into_free_memory(monkeypatch):

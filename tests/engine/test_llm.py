@@ -12,7 +12,7 @@ import types
 
 import pytest
 import torch
-from engine_cases import finished
+from engine_cases import finished, for_backend
 
 from pagewise.engine import LLM, SamplingParams, paged_memory, sampling
 from pagewise.engine.config import EngineConfig
@@ -232,12 +232,8 @@ def test_a_memory_of_ones_own_serves_the_engine():
             self._paged = PagedMemory(config, sizes, device, dtype)
             made.append(self)
 
-        def __getattr__(self, name):
-            public = {name for name in vars(Memory) if not name.startswith("_")} | Memory.__annotations__.keys()
-            if name not in public:
-                raise AttributeError(name)
-            return getattr(self._paged, name)
-
+    for name in {name for name in vars(Memory) if not name.startswith("_")} | Memory.__annotations__.keys():
+        setattr(Counting, name, property(lambda self, name=name: getattr(self._paged, name)))
     llm = engine(memory=Counting)
     assert llm.memory is made[0]
     assert [output.token_ids for output in llm.generate(PROMPTS, GREEDY)] == [unserved(prompt) for prompt in PROMPTS]
@@ -526,8 +522,10 @@ def test_what_just_fits_is_taken():
     llm.add_request("x" * 500, SamplingParams(max_tokens=12))
     llm.add_request("x", SamplingParams(n=5))
     engine(max_num_seqs=6).add_request("x", SamplingParams(n=6))
-    assert engine(backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
-    assert LLM(GPT2(GPT2Config(9, 256, 1, 1)), backend="triton", num_blocks=1).config.backend == "triton"
+    model = for_backend(MODEL, "triton")
+    assert LLM(model, backend="triton", block_size=256, num_blocks=1).memory.num_tokens == 256
+    model = for_backend(GPT2(GPT2Config(9, 256, 1, 1)), "triton")
+    assert LLM(model, backend="triton", num_blocks=1).config.backend == "triton"
 
 
 def test_greedy_requests_leave_torchs_generator_alone():

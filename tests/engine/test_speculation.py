@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from covering import in_turns
+from engine_cases import for_backend
 from exact_model import VOCAB, ExactModel, Job, continued
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -207,7 +208,7 @@ def test_kernels_give_the_same_tokens(backend, attention):
     prompt = TOKENIZER.encode("one two one two")
     options = {"num_blocks": 4, "attention": attention}
     (expected,) = LLM(TINY, **options).generate([prompt], params, progress=False)
-    llm = LLM(TINY, **options, backend=backend, speculate=3)
+    llm = LLM(for_backend(TINY, backend), **options, backend=backend, speculate=3)
     (output,) = llm.generate([prompt], params, progress=False)
     assert output.token_ids == expected.token_ids
     assert llm.scheduler.num_drafted > 0

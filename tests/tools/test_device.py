@@ -250,3 +250,22 @@ def test_a_compiled_kernel_reads_bfloat16_where_the_interpreter_gets_copies_in_f
         out = online_softmax(x, 64, backend="triton")
     assert report.count("write", "global").bytes == 2 * x.numel()
     torch.testing.assert_close(out, x.float().softmax(-1).bfloat16())
+
+
+OF_A_GPU = """
+from types import SimpleNamespace
+import torch
+from pagewise.tools.architecture import architecture
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(
+    major=9, minor=0, shared_memory_per_block_optin=232448, multi_processor_count=132
+)
+add = torch.compile(lambda x, device: x + architecture(device).num_sms, fullgraph=True, backend="eager")
+print(add(torch.zeros(1), torch.device("cuda", 0)).item(), add(torch.zeros(1), torch.device("cpu")).item())
+"""
+
+
+@pytest.mark.slow
+def test_torch_compile_takes_the_architecture_of_a_gpu_for_a_constant():
+    """It warns of a function with a cache that it traces, and cannot trace the question for a GPU."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", OF_A_GPU], capture_output=True, text=True)
+    assert done.stdout == "132.0 1.0\n", done.stderr

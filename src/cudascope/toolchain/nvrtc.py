@@ -145,6 +145,7 @@ def _compile(
         *more,
         *(f"--define-macro={each}" for each in defines),
         *(["--ptxas-options=-v"] if form == "cubin" else []),
+        *(["--no-cache"] if _version() >= (12, 9) else []),  # from its cache, which a driver has, comes no log
         *_flags({"std": "c++17", **settings}),
     ]
     expression = address_of(name)
@@ -237,13 +238,19 @@ def _nvrtc() -> Any:
 
 
 @cache
-def _environment() -> tuple[str, ...]:
-    """Return the inputs besides the source: NVRTC, NVIDIA's headers and ours, and our code."""
+def _version() -> tuple[int, int]:
     nvrtc = _nvrtc()
     try:
-        _, major, minor = nvrtc.nvrtcVersion()
+        _, *version = nvrtc.nvrtcVersion()
     except Exception as error:  # cuda-pathfinder's own class, by which it says where it looked
         raise RuntimeError(
             f"NVRTC is not installed: pip install nvidia-cuda-nvrtc, or 'cudascope[cuda]' ({error})"
         ) from error
-    return f"{major}.{minor}", nvidia_version(), our_headers(), nvrtc_folder().name, code_of(__name__)
+    return tuple(version)
+
+
+@cache
+def _environment() -> tuple[str, ...]:
+    """Return the inputs besides the source: NVRTC, NVIDIA's headers and ours, and our code."""
+    version = ".".join(map(str, _version()))
+    return version, nvidia_version(), our_headers(), nvrtc_folder().name, code_of(__name__)

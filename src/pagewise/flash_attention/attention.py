@@ -12,6 +12,7 @@ from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.inputs import NAIVE, FlashInputs
 from pagewise.flash_attention.ops import attend
 from pagewise.options import ScoreOptions
+from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import (
     FLOATS,
     check_count,
@@ -75,7 +76,7 @@ def flash_attention(
     if alibi_slopes is not None or attn_mask is not None:
         options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
-    gpu = in_triton.gpu_of(q.device) if backend == "auto" else None
+    gpu = architecture(q.device) if backend == "auto" else None
     if backend == "cuda" or (gpu is not None and gpu.sm > 0 and not gpu.has_triton_tensor_cores):
         derivative = derivative_of(q, k, v)
         cannot = lacks(derivative) if derivative else in_cuda.refuses(q, options, dropout)
@@ -192,7 +193,7 @@ def measure_tiles(
         "backward": lambda: torch.autograd.grad(out, leaves, torch.ones_like(out), retain_graph=True),
     }
     heavy = options.get("attn_mask") is not None or options.get("dropout_p", 0.0) > 0
-    gpu = in_triton.gpu_of(q.device)
+    gpu = architecture(q.device)
     return {name: tuning.measure(name, q, gpu, heavy, partial(do_bench, call)) for name, call in calls.items()}
 
 

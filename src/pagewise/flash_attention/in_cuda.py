@@ -12,11 +12,11 @@ from torch import Tensor
 
 import pagewise.kernels
 from cudascope import CudaKernel
-from pagewise.flash_attention import in_triton
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.inputs import Keys, OfRows, Out, empty_like
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.in_cuda import C_TYPES, in_vecs
+from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
 from pagewise.tools.ops import custom_op
@@ -57,7 +57,7 @@ def refuses(q: Out, options: ScoreOptions, dropout: Dropout) -> str | None:
     for name, given in zip(("window", "softcap", "alibi_slopes", "attn_mask", "dropout_p"), others, strict=True):
         if given is not None:
             return f"takes no {name}"
-    return without_bfloat16(q.dtype, in_triton.gpu_of(q.device))
+    return without_bfloat16(q.dtype, architecture(q.device))
 
 
 def forward(q: Out, k: Keys, v: Keys, options: ScoreOptions) -> tuple[Out, OfRows]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from pagewise.flash_attention import tuning
 from pagewise.flash_attention.inputs import FlashInputs, Gradients, Keys, OfRows, Out, empty_like
 from pagewise.kernels.arguments import Dropout, Packed, Saved, Scoring, Sizes
-from pagewise.tools.architecture import Architecture, architecture
+from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
 from pagewise.tools.launch import launch
@@ -25,20 +25,11 @@ def refuses(q: Out) -> str | None:
         return f"takes q in float32, float16 or bfloat16, got {q.dtype}"
     if q.shape[-1] > MAX_HEAD_SIZE:
         return f"takes head sizes up to {MAX_HEAD_SIZE}, got {q.shape[-1]}"
-    gpu = gpu_of(q.device)
+    gpu = architecture(q.device)
     limit = tuning.max_head_size_in_float32(gpu)
     if q.dtype == torch.float32 and q.shape[-1] > limit:
         return f"takes float32 head sizes up to {limit} on this GPU, got {q.shape[-1]}: use float16"
     return without_bfloat16(q.dtype, gpu)
-
-
-def gpu_of(device: torch.device) -> Architecture:
-    """`architecture` for the public functions: torch.compile does not see through its cache."""
-    return architecture(device)
-
-
-# `torch.compiler.assume_constant_result` does the same, but first imports torch._dynamo, which takes a second or two.
-gpu_of._dynamo_marked_constant = True
 
 
 def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
@@ -47,8 +38,10 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
     For a gradient in float32 these are the largest score m, in units of log 2, and log₂ l = log₂ Σ 2^(score − m). Next
     to a large m their sum, the log-sum-exp, rounds log₂ l away, and the weights get a relative error of about m · 2⁻²⁴.
     With scores of −480 the error of a gradient was 2.1e-4, where naive attention's was 3.4e-6. In 16 bits the rounding
-    of the weights themselves is larger. In float32 both kernels are compiled without fused multiply-adds: where only one
-    of them fuses score · scale − m, the weights of the backward do not add up to 1.
+    of the weights themselves is larger.
+
+    In float32 both kernels are compiled without fused multiply-adds. Where only one of them fuses score · scale − m,
+    the weights of the backward do not add up to 1.
     """
     from pagewise.kernels.flash_attention import flash_attention_kernel
 

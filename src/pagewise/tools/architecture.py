@@ -35,6 +35,11 @@ def architecture(device: torch.device) -> Architecture:
     return _of_gpu(device) if device.type == "cuda" else compiled_for() or CPU
 
 
+# torch.compile, which does not see through a cache, takes the architecture for a constant.
+# `torch.compiler.assume_constant_result` does the same, but first imports torch._dynamo: that takes a second or two.
+architecture._dynamo_marked_constant = True
+
+
 def compiled_for() -> Architecture | None:
     """Return the GPU that `cudascope.triton_compiled` compiles Triton kernels for. Outside of it, return None."""
     if torch.compiler.is_dynamo_compiling():  # torch.compile cannot trace a context variable
