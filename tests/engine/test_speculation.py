@@ -385,8 +385,8 @@ def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
 
     def run(graphs, batch):
         replayed.append(batch)
-        with mock.patch.object(graphs._runner, "_graphs", None):
-            return graphs._runner.step(batch)
+        with mock.patch.object(llm.runner, "_graphs", None):
+            return llm.runner.step(batch)
 
     monkeypatch.setattr(DecodeGraphs, "run", run)
     monkeypatch.setattr(DecodeGraphs, "_capture", lambda *_: (None, None))

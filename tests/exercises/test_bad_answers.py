@@ -108,6 +108,18 @@ def test_an_answer_that_cannot_run_is_reported(name, theirs, words):
 
 
 @pytest.mark.parametrize("name", TRITON)
+def test_no_kernel_is_right_where_the_solution_fails_too(name, monkeypatch):
+    """As with a Triton that cannot compile, or interpret, any kernel here."""
+    monkeypatch.setattr(triton, "best_device", lambda: torch.device("meta"))
+    monkeypatch.setattr(triton, "check_triton_device", lambda device: None)
+    exercise = getattr(check, name)
+    monkeypatch.delitem(vars(exercise), "outcomes_of_solution", raising=False)
+    for kernel in (exercise.answer(exercise.stub), solutions[name]):
+        assert "the solution fails too" in judge(name, kernel).message
+    del exercise.outcomes_of_solution
+
+
+@pytest.mark.parametrize("name", TRITON)
 def test_an_error_in_a_triton_kernel_is_reported(name):
     verdict = judge(name, kernel_with(name, "tl.load(no_such_name)"))
     assert not verdict.right

@@ -36,6 +36,8 @@ class Program(NamedTuple):
 class CudaExercise(Exercise):
     """Takes source text, or a `CudaKernel` as `%%cuda` makes it. Another process builds and runs it."""
 
+    is_kernel = True
+
     def answer(self, source: str) -> str:
         return source
 

@@ -56,6 +56,8 @@ class Exercise:
     hint comes from the one that agrees with the answer on most of the remaining cases.
     """
 
+    is_kernel = False  # whose solution raises in no case
+
     name: str
     solution: str  # source text
     stub: str  # the text that the reader starts from; it states the task
@@ -126,6 +128,8 @@ class Exercise:
     def _judge(self, theirs: object) -> Verdict:
         if refusal := self.refuses(theirs):
             return Verdict(False, f"Not yet: {refusal}")
+        if self.is_kernel and (broken := [each for each in self.outcomes_of_solution if isinstance(each, Raised)]):
+            return Verdict(False, f"Not yet: no kernel can be judged here, the solution fails too. {broken[0].message}")
         outcomes: list[object] = []
         for case, must in zip(self.cases, self.outcomes_of_solution, strict=True):
             outcomes.append(self.outcome(case, theirs))

@@ -30,6 +30,8 @@ SECONDS = 20.0  # on a GPU the first launch compiles; in the interpreter an oper
 class TritonExercise(Exercise):
     """An exercise whose kernel runs on the GPU if there is one, else interpreted. No limit ends a loop on a GPU."""
 
+    is_kernel = True
+
     def answer(self, source: str) -> object:
         return triton_kernel(source)
 
