@@ -129,6 +129,7 @@ changes: environment
 refresh: environment
 	@$(NOTEBOOKS) refresh lessons $(if $(REMEASURE),--remeasure)
 	$(PY) src/repository/claims.py lessons
+	$(PY) src/repository/measured.py lessons
 
 book: environment
 	@$(SPHINX) lessons build/book

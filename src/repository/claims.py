@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 COLUMNS = ("claim", "source", "found here", "verdict", "see also")
 VERDICTS = ("true", "partly true", "false", "a slip", "a choice", "open", "not shown")
-"""A verdict begins with one of these. An explanation may follow: "true: up to rounding". "open" needs a GPU, and
-"not shown" gives the reason."""
+"""A verdict begins with one of these. An explanation may follow: "true: up to rounding". "open" needs a GPU, a model or
+a rival that we did not have, and "not shown" gives the reason."""
 SOURCES = {
     "KV": "“Why Attention's O_i only depends on Q_i”: notes on the KV cache, paged attention and vLLM's kernel",
     "VD": "“vLLM官方文档Paged Attention解读”, zhuanlan.zhihu.com/p/712664813: a reading of vLLM's page on its kernel",
