@@ -88,3 +88,5 @@ def test_the_time_over_the_processes_can_be_drawn(shown, two):
     (ax,) = shown[0].axes
     assert list(ax.lines[0].get_xdata()) == [2, 4]
     assert ax.lines[0].get_ydata()[1] == 1e3
+    with pytest.raises(ValueError, match="has seq_len=65 decode=0; there are seq_len=64 decode="):
+        draw(found, seq_len=65)

@@ -75,3 +75,12 @@ def test_records_can_be_drawn(shown):
     assert set(curves) == {"Triton", "CUDA", "SDPA flash", "SDPA math"}
     assert list(curves["SDPA flash"].get_xdata()) == [4096, 16384]
     assert curves["SDPA flash"].get_ydata()[0] == pytest.approx(shapes[0].flops / 2e12)
+
+
+def test_records_that_cannot_be_drawn_are_an_error_that_says_what_there_is():
+    found = records(planted(Trials, lambda shape, method: 1.0), [shape_of(512, D, 1, 0) for D in (128, 256)])
+    there = "head_size=128 causal=1 backward=0; head_size=256 causal=1 backward=0"
+    with pytest.raises(ValueError, match=rf"has head_size=64 causal=1 backward=0; there are {there}$"):
+        draw(found, head_size=64)
+    with pytest.raises(ValueError, match="has head_size=128 causal=0 backward=1"):
+        draw(found, causal=False, backward=True)

@@ -114,3 +114,26 @@ def test_mixed_batches_can_be_drawn_beside_equal_ones(shown):
     assert labels[:3] == ["16 of 0.5–64 k", "16 of 14.4 k", "1 of 128 k, 31 of 1 k"]
     assert [bar.get_height() for bars in ax.containers for bar in bars] == pytest.approx([50.0] * 24)
     assert len(ax.containers) == len(OURS)
+
+
+def test_records_that_cannot_be_drawn_are_an_error_that_says_what_there_is():
+    found = records(PLANTED, [SHAPES[1], Shape(1, 8, 8, paged=1)], rate=2e9)
+    with pytest.raises(ValueError, match=r"has num_seqs=16 paged=1; there are num_seqs=1 paged=1$"):
+        draw(found, num_seqs=16, paged=True)  # the lengths of these 16 are mixed
+    with pytest.raises(ValueError, match="has num_seqs=1 paged=0"):
+        draw(found)
+    dense = [record for record in found if not record.shape["paged"]]
+    with pytest.raises(ValueError, match=r"has paged=1; there are none$"):
+        draw_mixed(dense)
+    with pytest.raises(ValueError, match=r"has paged=1; there are none$"):
+        draw_mixed(found, methods=["unknown"])
+    with pytest.raises(ValueError, match=r"has paged=1; there are none$"):
+        draw_mixed([record._replace(limit_rate=None) for record in found])
+
+
+def test_the_caption_is_that_of_the_records_that_are_drawn(shown):
+    found = records(PLANTED, [Shape(8, 8, 8), Shape(1, 8, 8)])
+    found = [r._replace(device="drawn" if r.shape["num_seqs"] == 1 else "not drawn") for r in found]
+    draw(found)
+    assert "drawn, " in shown[0].axes[0].get_xlabel()
+    assert "not drawn" not in shown[0].axes[0].get_xlabel()

@@ -1,5 +1,6 @@
 """The benchmark of paged decode: its shapes, inputs and figure. `test_every_experiment` has the common rules."""
 
+import pytest
 import torch
 from in_process import CPU, planted, records
 
@@ -60,3 +61,13 @@ def test_records_can_be_drawn(shown):
     (ax,) = shown[0].axes
     assert [label.get_text() for label in ax.get_xticklabels()] == ["1 × 8 k", "8 × 1 k"]
     assert [bar.get_height() for bars in ax.containers for bar in bars] == [25, 25, 50, 50]
+
+
+def test_records_that_cannot_be_drawn_are_an_error_that_says_what_there_is():
+    timed = records(planted(Trials, lambda shape, method: 1.0), [paged(8, 1024, 64, 8)], rate=1.0)
+    with pytest.raises(ValueError, match=r"no record with a time has num_kv_heads=32; there are num_kv_heads=8$"):
+        draw(timed, num_kv_heads=32)
+    without_a_rate = [record._replace(limit_rate=None) for record in timed]
+    for found in ([], without_a_rate):
+        with pytest.raises(ValueError, match=r"has num_kv_heads=8; there are none$"):
+            draw(found)

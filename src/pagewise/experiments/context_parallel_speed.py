@@ -235,11 +235,15 @@ def command() -> None:
 
 
 def draw(found: Sequence[Record], *, seq_len: int, decode: bool = False) -> None:
-    """Draw the time of each method over the number of processes."""
+    """Draw the time of each method over the number of processes.
+
+    Raises:
+        ValueError: no record has a time and this length and kind of step.
+    """
     from pagewise import figures
 
     kind = {"seq_len": seq_len, "decode": int(decode)}
-    timed = [r for r in found if r.seconds and kind.items() <= r.shape.items()]
+    timed = speed.drawn(found, **kind)
     times = {(r.what, r.shape["num_processes"]): 1e3 * r.seconds for r in timed}
     counts = sorted({count for _, count in times})
     figures.lines(

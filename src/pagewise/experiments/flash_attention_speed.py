@@ -133,11 +133,15 @@ class Trials(speed.Trials):
 
 
 def draw(found: Sequence[Record], *, head_size: int = 128, causal: bool = True, backward: bool = False) -> None:
-    """Draw the rate of each method over the length of the sequences."""
+    """Draw the rate of each method over the length of the sequences.
+
+    Raises:
+        ValueError: no record has a time and this head size, mask and direction.
+    """
     from pagewise import figures
 
     kind = {"head_size": head_size, "causal": int(causal), "backward": int(backward)}
-    timed = [r for r in found if r.seconds and kind.items() <= r.shape.items() and not r.what.endswith(AGAIN)]
+    timed = speed.drawn(found, **kind)
     reached = {(r.what, r.shape["seq_len"]): r.flops / r.seconds / 1e12 for r in timed}
     lengths = sorted({S for _, S in reached})
     figures.lines(

@@ -124,14 +124,16 @@ SOFTMAXES = ("Flash-Decoding", "unified max", "lazy rescale")
 
 
 def draw(found: Sequence[Record], *, num_seqs: int = 1, paged: bool = False, methods: Sequence[str] = DRAWN) -> None:
-    """Draw the time of a decode step over the context, for sequences of one length."""
+    """Draw the time of a decode step over the context, for sequences of one length.
+
+    Raises:
+        ValueError: none of the methods has a time for that many sequences of one length.
+    """
     from pagewise import figures
 
-    times = {
-        (r.what, r.shape["longest"]): 1e6 * r.seconds
-        for r in _timed(found, methods, num_seqs=num_seqs, paged=int(paged))
-        if r.shape["shortest"] == r.shape["longest"]
-    }
+    level = [r for r in found if r.shape["shortest"] == r.shape["longest"]]
+    timed = speed.drawn(level, methods=methods, num_seqs=num_seqs, paged=int(paged))
+    times = {(r.what, r.shape["longest"]): 1e6 * r.seconds for r in timed}
     lengths = sorted({S for _, S in times})
     figures.lines(
         lengths,
@@ -141,31 +143,30 @@ def draw(found: Sequence[Record], *, num_seqs: int = 1, paged: bool = False, met
         ylabel="µs",
         logx=True,
         logy=True,
-        caption=speed.caption(found),
+        caption=speed.caption(timed),
     )
 
 
 def draw_mixed(found: Sequence[Record], *, methods: Sequence[str] = DRAWN_MIXED) -> None:
-    """Draw the bandwidth that paged decode reached, as a share of a copy's, for mixed lengths beside equal ones."""
+    """Draw the bandwidth that paged decode reached, as a share of a copy's, for mixed lengths beside equal ones.
+
+    Raises:
+        ValueError: none of the methods has a time for paged keys.
+    """
     from pagewise import figures
 
     shapes = [shape._replace(paged=1) for mixed in MIXED for shape in (mixed, mixed.equal)]
-    reached = {
-        (r.what, Shape(**r.shape)): 100 * r.fraction for r in _timed(found, methods, paged=1) if r.fraction is not None
-    }
+    timed = speed.drawn([r for r in found if r.fraction is not None], methods=methods, paged=1)
+    reached = {(r.what, Shape(**r.shape)): 100 * r.fraction for r in timed}
     figures.bars(
         [_label(shape) for shape in shapes],
         {name: [reached.get((name, shape), 0.0) for shape in shapes] for name in dict.fromkeys(n for n, _ in reached)},
         title="How fast are K and V read, of mixed lengths and of equal ones? (paged)",
         ylabel="% of a copy's bandwidth",
-        caption=speed.caption(found),
+        caption=speed.caption(timed),
         width=11,
         legend_outside=True,
     )
-
-
-def _timed(found: Sequence[Record], methods: Sequence[str], **of_shape: int) -> list[Record]:
-    return [r for r in found if r.seconds and r.what in methods and of_shape.items() <= r.shape.items()]
 
 
 def _label(shape: Shape) -> str:

@@ -72,11 +72,14 @@ def _gathered(batch: PagedInputs) -> Tensor:
 
 
 def draw(found: Sequence[Record], *, num_kv_heads: int = 8) -> None:
-    """Draw the bandwidth that each method reached, as a share of a copy's, for shapes with `num_kv_heads`."""
+    """Draw the bandwidth that each method reached, as a share of a copy's, for shapes with `num_kv_heads`.
+
+    Raises:
+        ValueError: no record has a time and that number of KV heads.
+    """
     from pagewise import figures
 
-    timed = [r for r in found if r.fraction is not None and r.shape["num_kv_heads"] == num_kv_heads]
-    timed = [r for r in timed if not r.what.endswith(AGAIN)]
+    timed = speed.drawn([r for r in found if r.fraction is not None], num_kv_heads=num_kv_heads)
     reached = {(r.what, r.shape["num_seqs"], r.shape["longest"]): 100 * r.fraction for r in timed}
     shapes = sorted({key[1:] for key in reached})
     figures.bars(

@@ -7,7 +7,7 @@ a time limit. A method that fails, hangs or computes a wrong result becomes a ro
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,3 +165,21 @@ def command(trials: type[Trials]) -> list[Record]:
 def caption(found: Sequence[Record]) -> str:
     """Return what a figure of records says about the machine and the date."""
     return f"{found[0].device}, {found[0].date[:10]}, torch {found[0].versions['torch']}"
+
+
+def drawn(found: Sequence[Record], *, methods: Collection[str] | None = None, **of_shape: int) -> list[Record]:
+    """Return the records that a figure can show: those with a time, and with these sizes in their shape.
+
+    The repetition of the first method is left out. `methods` keeps only the methods with these names.
+
+    Raises:
+        ValueError: there is no such record. The message says which sizes were timed.
+    """
+    timed = [r for r in found if r.seconds and not r.what.endswith(AGAIN) and (methods is None or r.what in methods)]
+    chosen = [r for r in timed if of_shape.items() <= r.shape.items()]
+    if not chosen:
+        wanted = " ".join(f"{name}={size}" for name, size in of_shape.items())
+        sizes = sorted({tuple(r.shape.get(name) for name in of_shape) for r in timed}, key=str)
+        have = "; ".join(" ".join(f"{name}={n}" for name, n in zip(of_shape, of, strict=True)) for of in sizes)
+        raise ValueError(f"no record with a time has {wanted}; there are {have or 'none'}")
+    return chosen
