@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import math
 import platform
 import re
 
@@ -16,6 +17,7 @@ import pagewise
 from address import FILES, named_in, readdressed, repository
 from conftest import ROOT
 from pagewise.exercises.checkers import BY_NAME
+from pagewise.experiments.published import WITHIN, foretold
 from picture import BUTTONS, LEFT, SIDE, pictures
 
 README = (ROOT / "README.md").read_text()
@@ -120,10 +122,28 @@ def test_the_words_of_a_picture_fit_into_it_and_do_not_overlap(name, drawn):
 
 
 def test_the_key_of_the_published_times_has_every_kind_of_mark(drawn):
-    marks = re.findall(r'<(rect|circle) class="((?:prompt|decode)[ a-z]*)" c?x="([\d.]+)"', drawn["published.svg"])
+    kinds = r'<(rect|circle|path) class="((?:prompt|decode)[ a-z]*)" (?:c?x="|d="M)([\d.]+)'
+    marks = re.findall(kinds, drawn["published.svg"])
     key = {(shape, kind) for shape, kind, x in marks if float(x) > LEFT + SIDE}
     assert key == {(shape, kind) for shape, kind, _ in marks}
-    assert len(key) == 4
+    assert len(key) == 7  # of ours, no prompt is missed
+
+
+def test_the_front_page_says_what_our_own_times_say():
+    prompts, steps = (
+        [each for each in foretold() if (each.row.T < each.row.S) == decodes] for decodes in (False, True)
+    )
+    missed = [each for each in steps if not each.fits]
+    ratios = [each.row.seconds / each.modelled for each in steps]
+    text = " ".join(FRONT_PAGE.split())
+    assert all(each.fits for each in prompts)
+    assert f"**All {len(prompts)} prompts are within a factor of {WITHIN}.**" in text
+    assert f"{len(steps) - len(missed)} of {len(steps)} decode steps are" in text
+    slowest = math.ceil(1e6 * max(each.row.seconds for each in missed))
+    assert f"takes less than {slowest} µs, and {min(ratios):.1f} to {max(ratios):.1f} times the modelled time" in text
+    shortest = min((each.row for each in steps), key=lambda row: row.bytes)
+    assert f"next to no keys and takes {1e6 * shortest.seconds:.0f} µs" in text
+    assert shortest.bytes < 0.01 * max(each.row.bytes for each in steps)
 
 
 def test_the_lessons_begin_before_line_80():

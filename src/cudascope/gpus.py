@@ -88,14 +88,15 @@ _TENSOR_FLOPS = {
     "RTX 5090": _dense(1024, e4m3=2048) | _GEFORCE | {"e4m3.f32": 1024, "e5m2.f32": 1024},
 }
 _L2_BYTES_PER_CLOCK = {80: 5120}
-# The H100, the H200 and the A100 are SXM modules; of a GB200 this is one GPU. Why the clock or the bandwidth is not the
-# data sheet's:
+# The H100, the H200 and the A100 are SXM modules; of a GB200 this is one GPU. Why the clock, the bandwidth or L2 is
+# not the data sheet's:
 #   RTX A6000, 3090   the highest clock that the driver accepts: 1.8 GHz in the data sheet of the A6000; boards of the
 #                     3090 exceed the 1.695 GHz of the white paper
 #   RTX 4090          boards exceed the 2.52 GHz of the white paper: 2.82 GHz was reported (club-3090 #697)
 #   RTX 5090          the highest clock that the driver accepts (kekzl/imp #1671); 2.407 GHz in the white paper
 #   L20, H100         of the data sheet's 59.8 and 67 TFLOP/s in float32; an H100's 989 on tensor cores are at 1.83 GHz
 #   GB200, B200       of the data sheet's 2500 TFLOP/s on tensor cores; of its 75 in float32 (its 2250 are at 1.86 GHz)
+#   H200              has the 60 MB of L2 of a whole GH100, as its driver reports; an H100 has 50
 #   L4, H200, GB200   2 · 6.251 GHz · 192 bits; 2 · 3.201 GHz · 6016 bits; 8 TB/s in the data sheet, which rounds
 _TABLE = """
 name       |  sm | SMs |   GHz | DRAM, GB/s | L2, MiB | memory, GB | stated TFLOP/s | stated GB/s
@@ -110,7 +111,7 @@ L20        |  89 |  92 |  2.54 |        864 |      96 |         48 |          11
 L4         |  89 |  58 |  2.04 |      300.1 |      48 |         24 |            121 |         300
 H100       |  90 | 132 |  1.98 |       3352 |      50 |         80 |            989 |        3350
 H20        |  90 |  78 |  1.98 |       4000 |      60 |         96 |            148 |        4000
-H200       |  90 | 132 |  1.98 |       4814 |      50 |        141 |            989 |        4800
+H200       |  90 | 132 |  1.98 |       4814 |      60 |        141 |            989 |        4800
 GB200      | 100 | 148 | 2.062 |       8200 |     126 |        192 |           2500 |        8000
 B200       | 100 | 148 |  1.98 |       8200 |     126 |        180 |           2250 |        8000
 RTX 5090   | 120 | 170 |  3.09 |       1792 |      96 |         32 |            419 |        1792

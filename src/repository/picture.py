@@ -2,14 +2,14 @@
 
 GitHub shows an SVG as an image. Its animation runs there, and it needs no script and no font of its own.
 lessons/_static/readme.svg shows times of lesson 7's model of a decode step.
-lessons/_static/published.svg shows all rows of `pagewise.experiments.published`.
+lessons/_static/published.svg shows all rows of `pagewise.experiments.published`, and ours with the constants of others.
 """
 
 import math
 from pathlib import Path
 
 from pagewise.experiments.decode_model import decode_times
-from pagewise.experiments.published import LONG, WITHIN, Judged, judged
+from pagewise.experiments.published import LONG, WITHIN, Judged, foretold, judged
 from pagewise.tools.roofline import H200
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,9 +108,11 @@ FIRST, LAST = 4e-6, 4.0  # seconds at the ends of both axes
 MARKS = """
 .grid { stroke: #e3e6ee; } .band { fill: #d5dae6; } .same { stroke: #8a8aa0; }
 .prompt { fill: #22437a; } .decode { fill: #e07a3f; } .miss { fill: #fff; stroke: #22223b; stroke-width: 1.3; }
+.ours { fill: none; stroke: #22437a; stroke-width: 1.2; } .decode.ours { stroke: #e07a3f; }
+.miss.ours { fill: none; stroke: #22223b; }
 @media (prefers-color-scheme: dark) {
   .grid { stroke: #2b3340; } .band { fill: #333c4d; } .prompt { fill: #7aa2f0; }
-  .miss { fill: #151b23; stroke: #e6e6f0; }
+  .ours { fill: none; stroke: #7aa2f0; } .miss { fill: #151b23; stroke: #e6e6f0; } .miss.ours { stroke: #e6e6f0; }
 }
 """
 
@@ -120,9 +122,11 @@ def place(seconds: float) -> float:
     return SIDE * math.log(seconds / FIRST) / math.log(LAST / FIRST)
 
 
-def mark(x: float, y: float, decodes: bool, fits: bool) -> str:
-    """Return a mark: a square for a decode step, a circle for a prompt, open if the model misses it."""
+def mark(x: float, y: float, decodes: bool, fits: bool, ours: bool = False) -> str:
+    """Return a mark: a square for a decode step, a circle for a prompt, open if the model misses it; ours: a cross."""
     kind = ("decode" if decodes else "prompt") + ("" if fits else " miss")
+    if ours:
+        return f'<path class="{kind} ours" d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6"/>'
     if decodes:
         return f'<rect class="{kind}" x="{x - 3:.1f}" y="{y - 3:.1f}" width="6" height="6"/>'
     return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.3"/>'
@@ -130,7 +134,7 @@ def mark(x: float, y: float, decodes: bool, fits: bool) -> str:
 
 def published() -> str:
     """Return the SVG: all published times over their modelled times, with the band of WITHIN."""
-    found = judged()
+    found, ours = judged(), foretold()
     right, bottom = LEFT + SIDE, TOP + SIDE
     low, high = place(FIRST * WITHIN), place(LAST / WITHIN)
     corners = ((0, 0), (0, low), (high, SIDE), (SIDE, SIDE), (SIDE, high), (low, 0))
@@ -146,6 +150,9 @@ def published() -> str:
     for each in sorted(found, key=lambda each: not each.fits):  # the misses above the others
         x, y = LEFT + place(each.modelled), bottom - place(each.row.seconds)
         parts.append(mark(x, y, each.row.T < each.row.S, each.fits))
+    for each in ours:
+        x, y = LEFT + place(each.modelled), bottom - place(each.row.seconds)
+        parts.append(mark(x, y, each.row.T < each.row.S, each.fits, ours=True))
     parts += [
         f'<text x="{LEFT + SIDE / 2:g}" y="{bottom + 38}" text-anchor="middle" font-size="13">modelled</text>',
         f'<text x="{LEFT}" y="{TOP - 10}" text-anchor="end" font-size="13">measured</text>',
@@ -153,10 +160,10 @@ def published() -> str:
         *(f'<text x="{right + 54}" y="{y}" font-size="14">{words}</text>' for y, (words, _) in KEY.items()),
         *(
             f'<text x="{right + 24}" y="{190 + 22 * i}" font-size="14">{words}</text>'
-            for i, words in enumerate(said(found))
+            for i, words in enumerate(said(found, ours))
         ),
     ]
-    title = "Attention kernels on GPUs: measured by others, and counted"
+    title = "Attention kernels on GPUs: measured, and counted"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 456" role="img" aria-label="{title}">',
@@ -173,12 +180,14 @@ PROMPT, DECODE = False, True
 KEY = {  # y → words, and x → the arguments of `mark`
     80: ("a prompt", {42: (PROMPT, True)}),
     104: ("a decode step", {42: (DECODE, True)}),
-    128: ("open: missed by the model", {30: (PROMPT, False), 42: (DECODE, False)}),
+    128: ("missed by the model", {18: (PROMPT, False), 30: (DECODE, False), 42: (DECODE, False, True)}),
+    152: ("measured by us, on an H200", {30: (PROMPT, True, True), 42: (DECODE, True, True)}),
 }
 
 
-def said(found: list[Judged]) -> list[str]:
+def said(found: list[Judged], ours: list[Judged]) -> list[str]:
     """Return the lines beside the marks."""
+    prompts, steps = ([each.fits for each in ours if (each.row.T < each.row.S) == kind] for kind in (PROMPT, DECODE))
     long = [each for each in found if each.row.seconds >= LONG]
     right, null = (sum(fits) for fits in zip(*((each.fits, each.row.fits(each.null)) for each in long), strict=True))
     return [
@@ -188,6 +197,10 @@ def said(found: list[Judged]) -> list[str]:
         f"{right} lie in the band ({WITHIN} ×).",
         "If only the useful work is",
         f"counted, {null} lie in the band.",
+        "Ours have the constants of H100s",
+        "that others timed: in the band are",
+        f"{sum(prompts)} of {len(prompts)} prompts",
+        f"and {sum(steps)} of {len(steps)} decode steps.",
     ]
 
 

@@ -1,14 +1,18 @@
 """The benchmark of split decode: lengths equal and mixed, dense and paged. `test_every_experiment` has the rules."""
 
+import json
+
 import pytest
 import torch
 from in_process import CPU, planted, records
 
+from conftest import ROOT
 from pagewise.experiments import flash_decoding_speed
 from pagewise.experiments.decode_inputs import Shape, exact, random_inputs
 from pagewise.experiments.flash_decoding_speed import MIXED, SHAPES, Trials, draw, draw_mixed
 from pagewise.flash_decoding import Splits
 from pagewise.naive_attention import attention
+from pagewise.tools import tuning
 
 DENSE, PAGED = (Shape(2, 5, 40, 0, paged, 4, 2, 32) for paged in (0, 1))
 OURS = ("Flash-Decoding", "not split", "the heuristic's splits", "splits of 512 keys")
@@ -137,3 +141,37 @@ def test_the_caption_is_that_of_the_records_that_are_drawn(shown):
     draw(found)
     assert "drawn, " in shown[0].axes[0].get_xlabel()
     assert "not drawn" not in shown[0].axes[0].get_xlabel()
+
+
+# ------------------------------------------------------------------------------------------------ what was measured
+
+
+def test_the_choices_of_tuning_say_what_the_measurements_say():
+    said = " ".join(tuning.__doc__.split())
+    records = json.loads((ROOT / "lessons/measurements/flash_decoding.json").read_text())
+    times = {
+        (record["shape"]["num_seqs"], record["shape"]["longest"], record["what"]): record["seconds"]
+        for record in records
+    }
+    ratios = {
+        (n, longest): seconds / times[n, longest, "the heuristic's splits"]
+        for (n, longest, what), seconds in times.items()
+        if what == "Flash-Decoding"
+    }
+    equal = {(1, 131072): "one sequence of", (16, 14737): "16 of", (32, 5088): "32 of", (64, 7897): "64 of"}
+    for (n, keys), words in equal.items():
+        assert f"{words} {keys:,}" in said
+        assert f"{keys:,} {'keys ' * (n == 1)}took {ratios[n, keys]:.2f}" in said
+    mixed = [ratio for shape, ratio in ratios.items() if shape not in equal]
+    assert f"equal shares of all keys took {min(mixed):.2f} to {max(mixed):.2f} of the time" in said
+    assert times[64, 7897, "not split"] == pytest.approx(times[64, 7897, "the heuristic's splits"], rel=0.01)
+
+
+def test_the_tiles_of_decoding_are_within_four_percent_of_the_fastest():
+    found = json.loads((ROOT / "lessons/measurements/tile_times.json").read_text())
+    cases = [case for case in found["cases"] if case["direction"] == "decode"]
+    assert sorted((case["batch"], case["tokens"]) for case in cases) == [(1, 8192), (8, 8192)]
+    for case in cases:
+        assert tuple(case["default"]) == tuning.decode_tiles(8, 128, torch.bfloat16, torch.bfloat16)
+        assert min(each.get("of_default", 1.0) for each in case["tiles"]) > 0.96
+        assert len(case["tiles"]) == 24

@@ -1,6 +1,7 @@
 """Published times beside the model: what is counted, what is read, what is predicted, and what is refused."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import ROOT
 from cudascope import observe, triton_compiled
 from cudascope.gpus import GPUS
 from pagewise.experiments import published
@@ -36,10 +38,18 @@ def test_the_last_line_says_how_many_rows_fit():
 def test_the_module_prints_each_row_the_predictions_and_the_last_line(capsys):
     published.main()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(published.rows()) + 1 + 3 + 1
-    assert lines[-4].startswith("FlashAttention-2: constant of long prompts, decode: 10 of 10 within 1.25 ×, ")
-    assert lines[-3].startswith("FlashMLA: constant of an H100, on an H20: 6 of 6 within 1.25 ×, ")
-    assert lines[-2].startswith("vLLM: constant of paged_attention_v1, v2: 2 of 3 within 1.25 ×, ")
+    assert len(lines) == 1 + len(published.rows()) + len(published.measured()) + 1 + 3 + 3
+    assert lines[-6].startswith("FlashAttention-2: constant of long prompts, decode: 10 of 10 within 1.25 ×, ")
+    assert lines[-5].startswith("FlashMLA: constant of an H100, on an H20: 6 of 6 within 1.25 ×, ")
+    assert lines[-4].startswith("vLLM: constant of paged_attention_v1, v2: 2 of 3 within 1.25 ×, ")
+    assert lines[-3] == (
+        "ours: 194 rows, 14 constants, 1 source; within 1.25 ×: 168 of 194 (87%), of 100 µs or more 125 of 128 (98%); "
+        "null model 143 of 194 (74%), of 100 µs or more 114 of 128 (89%)"
+    )
+    assert lines[-2] == (
+        "ours, with the constants of others' H100s: 118 rows, 7 constants, 1 source; within 1.25 ×: 107 of 118 (91%), "
+        "of 100 µs or more 92 of 92 (100%); null model 96 of 118 (81%), of 100 µs or more 84 of 92 (91%)"
+    )
 
 
 def test_the_constant_is_the_median_of_its_family():
@@ -53,7 +63,9 @@ def test_the_constant_is_the_median_of_its_family():
 
 
 def test_the_misses_alone_have_a_remark_and_only_the_mislabelled_rows_are_impossible():
-    assert [each.row for each in published.judged() if each.fits == bool(each.row.remark)] == []
+    for of in (published.rows(), published.measured()):
+        assert [each.row for each in published.judged(of) if each.fits == bool(each.row.remark)] == []
+    assert all(row.is_possible for table in ("h200", "h200_cold") for row in published.measured(table))
     impossible = {row.table for row in published.rows() if not row.is_possible}
     assert impossible == {"flex_decoding_mislabelled"}
 
@@ -166,10 +178,13 @@ def test_the_work_of_the_model_is_the_work_that_a_launch_counts(monkeypatch):
 def test_every_row_and_table_is_read_and_used():
     with open(Path(published.__file__).with_name("published_tables.csv"), encoding="utf-8", newline="") as file:
         tables = list(csv.DictReader(file))
-    assert [table["table"] for table in tables] == list(dict.fromkeys(row.table for row in published.rows()))
-    assert all(table["source"] and table["address"].startswith("https://") for table in tables)
-    assert {(row.kernel, row.D) for row in published.rows()} == KERNELS.keys()
-    assert len({row[:10] for row in published.rows()}) == len(published.rows())
+    of_others, ours = published.rows(), [*published.measured(), *published.measured("h200_cold")]
+    every = [*of_others, *ours]
+    assert [table["table"] for table in tables] == list(dict.fromkeys(row.table for row in every))
+    assert all(table["source"] and table["address"].startswith("https://") for table in tables[:-2])
+    assert {(row.kernel, row.D) for row in every} == KERNELS.keys()
+    assert len({row[:10] for row in every}) == len(every)
+    assert {row[1:10] for row in ours[:194]} == {row[1:10] for row in ours[194:]}
 
 
 def test_a_published_speed_is_a_time_of_the_useful_products():
@@ -179,6 +194,29 @@ def test_a_published_speed_is_a_time_of_the_useful_products():
     (causal,) = published.rows(table="triton_1917", causal=True, S=1024)
     assert causal.seconds == pytest.approx(2 * 4 * 48 * 1024 * 1024 * 64 / 86.866073e12)
     assert DECODE[0].seconds == pytest.approx(390.5e-6)
+
+
+def test_what_the_docstring_says_of_our_measurements():
+    found = json.loads((ROOT / "lessons/measurements/constants.json").read_text())
+    assert (found["l2_bytes"], found["num_sms"]) == (GPUS["H200"].l2_bytes, GPUS["H200"].num_sms)
+    mib, said = found["measured"]["cache sizes"]["mib"], " ".join(published.__doc__.split())
+    rate = {n: 16 * 2**20 / (mib[f"{n + 16}"]["sum"] - mib[f"{n}"]["sum"]) for n in (16, 40, 48)}
+    assert f"L2 was {rate[16] / GPUS['H200'].stated_bandwidth:.1f} times as fast as DRAM" in said
+    assert rate[16] > 2 * rate[40]  # sums of more than 40 MiB do not stay in L2
+    assert "held 40 of its 60 MiB" in said
+    assert f"in a CUDA graph took {1e6 * found['measured']['launches']['graph_empty']:.1f} µs" in said
+    (smallest,) = [row for row in published.measured() if row[1] == "pagewise, KV cache" and row.shape == "1 × 1,024"]
+    assert f"two kernels, {1e6 * smallest.seconds:.2f} µs" in said
+    cold = {row[1:10]: row.seconds for row in published.measured("h200_cold")}
+    slower = [
+        row.seconds / cold[row[1:10]]
+        for row in published.measured()
+        if row.kernel == "cuDNN" and 1e-3 <= row.seconds <= 20e-3
+    ]
+    assert f"took {min(slower):.2f} to {max(slower):.2f} times as long" in said
+    clock = found["measured"]["clock"]
+    hot = clock["mhz_of_more_than_400_watts"]
+    assert f"up to {clock['watts_most']:.0f} W and ran at {min(hot)} to {max(hot)} MHz" in said
 
 
 LINE = dict(zip(COLUMNS, "t,FlashMLA,H20,1,4,2,1,9,576,0,1.5,ms,".split(","), strict=True))  # noqa: SIM905
@@ -213,5 +251,7 @@ def test_rows_that_do_not_exist_are_refused():
         published.rows(card="A100")
     with pytest.raises(ValueError, match=r"no row has {'gpu': 'A10'}.*'A100 40 GB'"):
         published.rows(gpu="A10")
+    with pytest.raises(ValueError, match="table must be h200 or h200_cold, got 'h100'"):
+        published.measured("h100")
     with pytest.raises(ValueError, match="at least one row"):
         published.constant([])

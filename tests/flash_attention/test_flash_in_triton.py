@@ -3,6 +3,7 @@
 With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the whole product is run.
 """
 
+import json
 import math
 from functools import partial
 from itertools import product
@@ -12,6 +13,7 @@ import torch
 from covering import all_cases, covering, is_full, label
 from flash_cases import KINDS, as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
+from conftest import ROOT
 from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, measure_tiles, tuning
 from pagewise.flash_attention.inputs import FlashInputs, outputs
 from pagewise.naive_attention import attention
@@ -391,6 +393,26 @@ def test_tiles_are_the_first_of_the_list_until_they_are_measured(monkeypatch):
     assert tuning.tiles_for("forward", q, gpu, False) == listed[1]
     for other in (("backward", q, gpu, False), ("forward", q.float(), gpu, False), ("forward", q, gpu, True)):
         assert tuning.tiles_for(*other) == tuning.choices(*tuning.kind_of(*other))[0]
+
+
+def test_a_hopper_starts_with_tiles_that_were_timed():
+    """FASTEST was faster than the list's first in each case that was timed, and no other kind of launch has it."""
+    timed = json.loads((ROOT / "lessons/measurements/tile_times.json").read_text())
+    assert timed["device"] == "NVIDIA H200"
+    for (sm, direction, block_d), tiles in tuning.FASTEST.items():
+        gpu = Architecture(sm, SHARED_BYTES[sm], 132)
+        listed = tuning.choices(direction, block_d, 2, gpu, False)
+        assert listed.index(tiles) == 0
+        assert listed.count(tiles) == 1
+        assert tuning.choices(direction, block_d, 2, gpu, True)[0] != tiles
+        assert tuning.choices(direction, block_d, 4, gpu, False)[0] != tiles
+        cases = [each for each in timed["cases"] if (each["direction"], each["head_size"]) == (direction, block_d)]
+        assert cases
+        for case in cases:
+            of_default = {tuple(each["tiles"]): each.get("of_default", 1.0) for each in case["tiles"]}
+            assert of_default[tiles] < 0.87
+            assert tuple(case["default"]) in listed
+    assert tuning.choices("forward", 128, 2, Architecture(100, SHARED_BYTES[100], 148), False)[0].owned == 128
 
 
 def test_tiles_are_measured_on_a_gpu_only():

@@ -1,6 +1,15 @@
 """Choices that only a GPU can justify, for the decode kernels: tiles, splits, programs (lessons 5, 7, 8 and 9).
 
-No measurement of ours supports them yet. Each has its reason, and `make gpu-check` is what will test them.
+Each has its reason. An H200 has tested two of them (27 November 2026, Triton 3.6.0, bfloat16, 64 query and 8 KV heads,
+head size 128), and `make gpu-check` tests them on your GPU.
+
+- Tiles. With 1 and 8 sequences of 8,192 keys, not paged, no tiles of 24 were more than 4 % faster than these
+  (lessons/measurements/tile_times.json). Other shapes were not timed.
+- Splits (lessons/measurements/flash_decoding.json). Where lengths differ, equal shares of all keys took 0.06 to 0.57 of
+  the time of `splits_that_fill`. Where they are equal, it depends on the batch: one sequence of 131,072 keys took 0.90
+  of that time, 16 of 14,737 took 0.99, 32 of 5,088 took 1.02, and 64 of 7,897 took 1.13. The heuristic does not cut the
+  last ones, so 512 programs run, where equal shares are 264. Whether more PROGRAMS_PER_SM would close that gap was not
+  timed, so the constants are as they were.
 """
 
 from typing import NamedTuple
