@@ -63,6 +63,30 @@ def test_a_copy_is_counted_once_as_a_read_and_once_as_a_write():
     assert (write.requests, write.bytes, write.bank_conflicts) == (2, 1024, 0)
 
 
+FILLS = """
+#include <cuda_pipeline.h>
+__global__ void fill_the_rest(const float* x, float* out, int n) {
+    __shared__ float row[3 * 32];
+    for (int tile = 0; tile < 3; ++tile) {
+        const int i = 32 * tile + threadIdx.x;
+        __pipeline_memcpy_async(row + i, x + i, 4, i < n ? 0 : 4);  // the copy
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+    for (int tile = 0; tile < 3; ++tile) out[32 * tile + threadIdx.x] = row[32 * tile + threadIdx.x];
+}"""
+
+
+def test_lanes_that_fill_with_zeros_are_in_the_request_of_those_that_copy():
+    x, out, n = whole(96), empty(96), 40
+    with cudascope.observe() as report:
+        CudaKernel(FILLS, "fill_the_rest")[1, 32](x, out, n)
+    assert torch.equal(out, torch.where(torch.arange(96) < n, x, 0))
+    read, write = report.count("read", "global"), report.count("write", "shared")
+    assert (read.requests, read.lanes) == (2, n)  # the last tile reads nothing
+    assert (write.requests, write.lanes) == (3, 96)
+
+
 # ------------------------------------------------------------------------------------------------ planted bugs
 
 

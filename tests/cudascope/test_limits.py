@@ -183,7 +183,7 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
             {"issues": 2, "moves": 2, "wavefronts": 4},
         ),  # a stride of 2 words: 2 conflicting words in each bank
         (SHARED, 32, 32, {"issues": 1, "moves": 1, "wavefronts": 32}),
-        (BROADCAST, 1, 32, {"issues": 2, "moves": 2, "wavefronts": 1 + 4}),  # one vector for all lanes; 512 bytes
+        (BROADCAST, 1, 32, {"issues": 2, "moves": 2, "wavefronts": 2 + 4}),  # one vector for all lanes; 512 bytes
         # 512 bytes are read twice, and L1 may have them the second time
         (
             TWICE,
@@ -206,6 +206,42 @@ NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
 )
 def test_work_is_the_number_counted_by_hand(observed, mode, n, block, work):
     assert observed(mode, n, block=block).work._asdict() == NOTHING | {"thread_blocks": 1} | work
+
+
+VECTORS = """
+template <typename T> __global__ void load(const int* index, T* out) {
+    __shared__ T row[64];
+    const int i = index[threadIdx.x];
+    if (i >= 0) out[threadIdx.x] = row[i];
+}
+template <typename T> __global__ void store(const int* index, T* out) {
+    __shared__ T row[64];
+    row[index[threadIdx.x]] = out[threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "turns", "conflicts"),
+    [  # of an H200, by ncu's memory_l1_wavefronts_shared
+        pytest.param("load<float2>", lambda lane: 0, 1, 0, id="all lanes agree: one turn (softmax<__half, 64>)"),
+        pytest.param("load<float2>", lambda lane: lane % 2, 1, 0, id="lanes agree with the next but one (paged v1)"),
+        pytest.param("load<float2>", lambda lane: lane // 2, 1, 0, id="lanes agree with the next (not measured)"),
+        pytest.param("load<float2>", lambda lane: lane % 4, 2, 0, id="four vectors (flash_attention_backward_kernel)"),
+        pytest.param("load<float2>", lambda lane: 2 * lane, 4, 2, id="each second vector (shared_stride)"),
+        pytest.param("load<float4>", lambda lane: 0, 2, 0, id="halves of a warp never join (softmax<float>)"),
+        pytest.param(
+            "load<float4>", lambda lane: 0 if lane < 12 else -1, 1, 0, id="12 lanes take part (inclusive_scan)"
+        ),
+        pytest.param("store<float2>", lambda lane: lane // 4, 2, 0, id="stores never join (flash_attention_kernel)"),
+        pytest.param("load<float4>", lambda lane: 2 * lane, 8, 4, id="conflicts (shared_stride)"),
+    ],
+)
+def test_vectors_are_served_as_an_h200_serves_them(name, index, turns, conflicts):
+    indices = torch.tensor([index(lane) for lane in range(32)], dtype=torch.int32)
+    with observe() as report:
+        CudaKernel(VECTORS, name)[1, 32](indices, torch.empty(32 * int(name[-2])))
+    launch = report.launches[0]
+    assert (launch.work.wavefronts, launch.bank_conflicts) == (turns, conflicts)
 
 
 @pytest.mark.parametrize(

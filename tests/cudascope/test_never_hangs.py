@@ -190,8 +190,9 @@ def test_a_wild_index_is_an_error_that_names_the_checker_and_harms_nobody(name, 
 
 
 STOPS = {  # what, the thread, and why it stopped
-    "aborts": ("fault", 37, r"abort\(\)"), "asserts": ("assertion", 37, "assertion failed: threadIdx.x != n"),
-    "traps": ("assertion", 37, r"__trap\(\)"), "divides": ("fault", 0, "divides an integer by zero"),
+    "built_in_traps": ("fault", 37, r"__builtin_trap\(\)"), "traps": ("assertion", 37, r"__trap\(\)"),
+    "asserts": ("assertion", 37, "assertion failed: threadIdx.x != n"),
+    "divides": ("fault", 0, "divides an integer by zero"),
 }  # fmt: skip
 
 

@@ -319,6 +319,9 @@ REFUSED = [
     ("#include <cuda.h>\n", "cuInit(0);", "cuInit, and cudascope does not have the CUDA driver API"),
     ("__global__ void k() {}\n__global__ void j() { k<<<1, 1>>>(); }\n", "j<<<1, 1>>>();", "runs on a GPU only"),
     ("__global__ void k(int* x) { *x = rand(); }\n", "k<<<1, 1>>>(nullptr);", "rand() is for host code only"),
+    ("__global__ void k() { abort(); }\n", "k<<<1, 1>>>();", "refused.cu:2: error: abort() is for host code only"),
+    ("__global__ void k() {}\n", "k();", "refused.cu:3: error: k is a kernel: launch it with k<<<grid, block>>>"),
+    ("template <int N> __global__ void k() {}\n", "k<2><<<1, 1>>>(); k<2>();", "refused.cu:3: error: k is a kernel"),
 ]
 
 
@@ -329,6 +332,37 @@ def test_what_is_not_there_is_refused_with_a_sentence(command, tmp_path, before,
     status, out, err = command("run", file)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert part in err
+
+
+NOT_KERNELS = {  # what the name of a kernel may also be
+    "a function of a namespace": "std::fill(x, x + 4, 7);",
+    "a function that using finds": "using namespace std; fill(x, x + 4, 7);",
+    "a variable": "auto fill = [](int* x, int n) { *x = n; }; fill(x, 7);",
+    "a pointer": "void (*fill)(int*, int) = set; fill(x, 7);",
+    "a member": "Setter().fill(x, 7);",
+}
+
+
+@pytest.mark.parametrize("what", NOT_KERNELS)
+def test_a_call_of_something_with_the_name_of_a_kernel_is_a_call(command, tmp_path, what):
+    file = tmp_path / "names.cu"
+    file.write_text(
+        f"""#include <algorithm>
+#include <cstdio>
+__global__ void fill(int* x) {{ *x = 1; }}
+void set(int* x, int n) {{ *x = n; }}
+{"struct Setter { void fill(int* x, int n) { *x = n; } };" * (what == "a member")}
+int main() {{
+    int x[4];
+    {{ {NOT_KERNELS[what]} }}
+    printf("%d", *x);
+    int* d;
+    cudaMalloc(&d, 4), fill<<<1, 1>>>(d), cudaFree(d);
+}}
+""",
+        encoding="utf-8",
+    )
+    assert command("run", file) == (0, "7", "")
 
 
 def test_a_kernel_or_a_program_but_not_both(command):

@@ -33,7 +33,7 @@ from cudascope.cpp.source import CompileError
 from cudascope.ptx.module import read_module
 from cudascope.triton import compiler as triton_compiler
 from cudascope.triton import launches as triton_launches
-from cudascope.triton.compiler import specialised
+from cudascope.triton.compiler import passed, specialised
 from cudascope.triton.source import Description
 from cudascope.triton.worker import Reader
 
@@ -671,3 +671,10 @@ def test_a_warm_launch_describes_its_kernel_no_more(monkeypatch):
             add_kernel[(1,)](x, x, out, 64, 1.0, False, (x, 1, 1.0), SIZE=64)
             counts.append(len(described))
     assert counts[0] == counts[2] > 0
+
+
+@pytest.mark.parametrize("size", [64, 192, 4096])
+def test_scratch_memory_starts_where_a_tensor_map_may_lie(size):
+    kept = [passed("k", (), {}, ("scratch", "profile"), (size, 0), (3, 1, 1)) for _ in range(8)]
+    assert all(scratch.nbytes == 3 * size and profile is None for scratch, profile in kept)
+    assert [scratch.ctypes.data % 128 for scratch, _ in kept] == [0] * 8

@@ -13,7 +13,7 @@ from cudascope.cpp.file import File, Piece
 from cudascope.cpp.source import CompileError
 
 _KEYWORDS = {"throw", "try", "dynamic_cast", "typeid", "thread_local"}
-_OF_C = {"exit", "fprintf", "fputs", "getenv", "putchar", "puts", "rand", "scanf", "srand", "system"}
+_OF_C = {"abort", "exit", "fprintf", "fputs", "getenv", "putchar", "puts", "rand", "scanf", "srand", "system"}
 _OF_STD = (
     "vector string map unordered_map set unordered_set list deque queue stack sort stable_sort nth_element cout cerr "
     "cin endl unique_ptr make_unique shared_ptr make_shared function thread mutex random_device mt19937 to_string"
@@ -34,7 +34,7 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
                 yield i, f"{token} is not allowed in device code"
             elif of_std and token in _OF_STD:
                 yield i, f"std::{token} is for host code only"
-            elif token in of_c and after[:1] == ["("] and (of_std or not _is_of_another(before)):
+            elif token in of_c and after[:1] == ["("] and (of_std or not is_of_another(before)):
                 yield i, f"{token}() is for host code only"
             elif token == "__shared__":
                 declared = tokens[i : next((j for j in range(i, end) if tokens[j] == ";"), end)]
@@ -43,7 +43,7 @@ def used_in(file: File, piece: Piece) -> Iterator[tuple[int, str]]:
                     yield i + declared.index("="), what
 
 
-def _is_of_another(before: list[str]) -> bool:
+def is_of_another(before: list[str]) -> bool:
     """Whether a name after this token is a member, is in a namespace, or is declared here."""
     return before[:1] in (["."], ["->"], ["::"]) or any(word.isidentifier() and word not in _CALLS for word in before)
 

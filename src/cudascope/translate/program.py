@@ -17,6 +17,7 @@ from cudascope.cpp.types import FUNDAMENTAL
 from cudascope.cpp.variables import variables_in
 from cudascope.translate.cuda import UNDEFINED, preprocessed, refuse, renamed, written
 from cudascope.translate.entry_points import table_of
+from cudascope.translate.host_only import is_of_another
 from cudascope.translate.preprocess import file_of, files_in, line_at, parts_of
 from cudascope.translate.ptx import translate
 from cudascope.translate.returns import marks
@@ -54,6 +55,7 @@ def program_file(source: Source, flags: Sequence[str], number: int) -> ProgramFi
     kernels = [each for each in (*file.kernels, *file.specialisations) if each.piece.body is not None]
     needed = {piece.start: piece for each in kernels for piece in needed_by(file, each.function)}
     refuse(file, sorted(needed.values()))
+    _refuse_calls(file)
     changes = [*renamed(file, range(len(file.tokens)))]
     changes += [change for kernel in kernels for change in _with_prologue(file, kernel)]
     changes += _launches(file)
@@ -103,6 +105,27 @@ def _launches(file: File) -> Iterator[Change]:
         yield places[i], places[end + 2] + 1, ""
         closed = file.close[end + 3]
         yield places[closed] + 1, places[closed] + 1, ")"
+
+
+def _refuse_calls(file: File) -> None:
+    """Raise a CompileError where a kernel is called like a function.
+
+    A name that may also be something else's is left alone, and a call through a pointer is found when it happens.
+    """
+    tokens, kernels = file.tokens, (*file.kernels, *file.specialisations)
+    if ("using", "namespace") in pairwise(tokens):  # a call of `fill` may be one of std::fill
+        return
+    declared = {each.piece.name for each in kernels}
+    for name in dict.fromkeys(each.function for each in kernels):
+        used = [i for i, token in enumerate(tokens) if token == name and i not in declared]
+        if any(tokens[i - 1] in ("*", "&") or is_of_another(tokens[i - 1 : i]) for i in used):
+            continue
+        for i in used:
+            has_arguments = tokens[i + 1 : i + 2] == ["<"] and tokens[i + 2 : i + 3] != ["<"]
+            after = file.after(i + 1, len(tokens)) if has_arguments else i + 1
+            if tokens[after : after + 1] == ["("]:
+                at = "{}:{}".format(*line_at(file.text, file.places[i]))
+                raise CompileError(f"{at}: error: {name} is a kernel: launch it with {name}<<<grid, block>>>(…)")
 
 
 def _end_of_configuration(file: File, i: int) -> int | None:

@@ -113,8 +113,15 @@ def passed(
     given = zip(flat, parameters, strict=False)
     values = [_value(kernel, leaf, leaf.of(arguments), parameter) for leaf, parameter in given]
     for size, _ in zip(scratch, parameters[len(flat) :], strict=False):
-        values.append(np.zeros(size * math.prod(grid), np.uint8) if size else None)
+        values.append(_scratch(size * math.prod(grid)) if size else None)
     return values
+
+
+def _scratch(size: int) -> np.ndarray:
+    """Return zeros that start where Triton's allocators for a GPU let them start: tensor maps lie in this memory."""
+    memory = np.zeros(size + 127, np.uint8)
+    start = -memory.ctypes.data % 128
+    return memory[start : start + size]
 
 
 def behind_maps(flat: Sequence[Leaf], arguments: Mapping[str, Any]) -> dict[str, Any]:

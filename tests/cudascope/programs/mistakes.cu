@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(64) bounded(float* x) { x[threadIdx.x] = 0; }
 __global__ void together(float* x) { cooperative_groups::this_grid().sync(); }
 __global__ void misaligned(float* x) { *(float2*)(x + 1) = make_float2(0, 0); }  // misaligned
 
+static void (*unconfigured)(float*, int) = fill;
 static const void* of(void (*kernel)(float*)) { return (const void*)kernel; }
 static void* leaked(size_t bytes) {
     void* p = nullptr;
@@ -121,7 +122,7 @@ int main(int argc, char** argv) {
         cudaLaunchCooperativeKernel(of(together), 5000, 1024, arguments), say("cooperative");
     }
     if (is("no_kernel")) cudaLaunchKernel(host, 1, 1, nullptr, 0, 0), say("no_kernel");
-    if (is("not_configured")) fill<<<1, 1>>>(d, 1), fill(d, N), say("not_configured");
+    if (is("not_configured")) fill<<<1, 1>>>(d, 1), unconfigured(d, N), say("not_configured");
     // ------------------------------------------------------------------------------------------ copies
     if (is("copy_too_long")) cudaMemcpy(d, host, BYTES + 4, cudaMemcpyHostToDevice), say("copy_too_long");
     if (is("copy_from_too_short")) cudaMemcpy(host, d + 1, BYTES, cudaMemcpyDeviceToHost), say("copy_from_too_short");

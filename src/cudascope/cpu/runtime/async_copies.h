@@ -84,8 +84,12 @@ void simt_copy_async(void* to, const void* from, u32 bytes, u32 zeros) {
     if (!is_shared(*w.block, to)) raise_argument(w, CALLER, "copies asynchronously to memory that is not shared");
     if (zeros < bytes && !simt_copies_async(to, from))
         raise_argument(w, CALLER, "copies asynchronously from memory that is not global");
-    if (zeros < bytes) announce({(const char*)from, bytes - zeros, READ, false, true, CALLER}, bytes);
-    announce({(const char*)to, bytes, WRITE, false, true, CALLER}, bytes);
+    Announced write{(const char*)to, bytes, WRITE, false, true, CALLER};
+    if (zeros < bytes) {
+        announce({(const char*)from, bytes - zeros, READ, false, true, CALLER}, bytes);
+        write.continues = true;
+    }
+    announce(write, bytes);
     bool aligned = (u64)to % bytes == 0 && (zeros == bytes || (u64)from % bytes == 0);
     if (!aligned && w.job->launch.mode != CHECK)  // else that is found, and named, already
         raise_argument(w, CALLER, "copies %u bytes asynchronously: both addresses must be multiples of %u", bytes, bytes);

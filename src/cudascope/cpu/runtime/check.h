@@ -27,7 +27,7 @@ struct Announced {
     bool is_async = false;  // through the async proxy: a bulk copy, or a product of matrices
     const char* source = nullptr;  // of a copy to global memory, which stores later: where the value is now
     bool is_barrier = false;  // an arrival or a wait: its phase tells what it orders, and the word itself is no flag
-    bool continues = false;  // a piece of the bulk copy that this thread's last access here began: one request together
+    bool continues = false;  // a part of the copy that this thread's last access here began: one execution
 };
 
 // Several threads may load one element though only one of them stores a result (translate/ptx/entry.py). A race with a load of

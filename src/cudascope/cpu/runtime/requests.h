@@ -37,8 +37,24 @@ static void add_executions(Job& job, Block& b) {
     }
 }
 
+constexpr u64 NO_ADDRESS = ~0ull;
+
+// Whether each lane of a part of a warp has the address of the lane at this distance, as far as both take part.
+static bool agree(const u64 (&address)[32], u32 first, u32 lanes, u32 distance) {
+    for (u32 lane = first; lane < first + lanes; ++lane) {
+        u64 other = address[lane ^ distance];
+        if (address[lane] != NO_ADDRESS && other != NO_ADDRESS && address[lane] != other) return false;
+    }
+    return true;
+}
+
 // How many different words the bank with the most of them has. A word that several lanes read is kept once: a broadcast.
-static u32 most_in_a_bank(std::vector<u64>& words) {
+static u32 most_in_a_bank(const u64 (&address)[32], u32 first, u32 lanes, u32 bytes, std::vector<u64>& words) {
+    words.clear();
+    for (u32 lane = first; lane < first + lanes; ++lane) {
+        if (address[lane] == NO_ADDRESS) continue;
+        for (u64 word = address[lane] / 4; word <= (address[lane] + bytes - 1) / 4; ++word) words.push_back(word);
+    }
     std::sort(words.begin(), words.end());
     words.erase(std::unique(words.begin(), words.end()), words.end());
     u32 per_bank[32] = {}, most = 0;
@@ -46,12 +62,24 @@ static u32 most_in_a_bank(std::vector<u64>& words) {
     return most;
 }
 
-// The least number of clock cycles that shared memory needs for a request: a bank serves one word in a cycle. Phases
-// count one after another only if all lanes take part and no word is shared between phases, for phases may be joined.
-static u64 wavefronts_of(std::vector<u64> words, u32 lanes, u64 one_by_one) {
-    size_t in_phases = words.size();
-    u32 most = most_in_a_bank(words);
-    return lanes == 32 && words.size() == in_phases ? one_by_one : most;
+struct Turns { u64 all, conflicts; };
+
+// The turns of shared memory for a request: a bank serves one word in a turn. 8 bytes a lane go in halves of a warp and 16
+// bytes in quarters. Two halves, or the two quarters of a half, are read together if all lanes agree with a neighbour.
+// An H200 does so by ncu's counters (README.md, "Against a GPU").
+static Turns turns_of(const u64 (&address)[32], u32 bytes, bool reads, std::vector<u64>& words) {
+    u32 lanes = bytes > 8 ? 8 : bytes > 4 ? 16 : 32, together = std::min(2 * lanes, 32u);
+    Turns turns{};
+    for (u32 first = 0; first < 32; first += together) {
+        bool joined = reads && (agree(address, first, together, 1) || agree(address, first, together, 2));
+        u32 step = joined ? together : lanes;
+        for (u32 part = first; part < first + together; part += step)
+            if (u32 most = most_in_a_bank(address, part, step, bytes, words)) {
+                turns.all += most;
+                turns.conflicts += most - 1;
+            }
+    }
+    return turns;
 }
 
 // A thread block's accesses, matched into warp requests and counted.
@@ -64,7 +92,7 @@ void finish_block_events(Worker& w, Block& b) {
         return std::make_tuple(e.thread / 32, e.site, e.execution, e.access, e.space, e.thread);
     };
     std::sort(order.begin(), order.end(), [&](u32 a, u32 b) { return key(a) < key(b); });
-    std::vector<u64> sectors, words, all_words;
+    std::vector<u64> sectors, words;
     for (size_t first = 0, last; first < order.size(); first = last) {
         const Event& head = b.events[order[first]];
         auto same = [&](const Event& e) {
@@ -92,23 +120,12 @@ void finish_block_events(Worker& w, Block& b) {
             c.sectors += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
         } else if (head.space == SHARED && lanes < last - first) {  // bulk copies, which have no conflicts
             c.wavefronts += (bytes + 127) / 128;
-        } else if (head.space == SHARED) {  // 8 bytes a lane go in halves of a warp, 16 bytes in quarters
-            u64 one_by_one = 0;
-            all_words.clear();
-            u32 lanes_per_phase = head.bytes > 8 ? 8 : head.bytes > 4 ? 16 : 32;
-            for (u32 phase = 0; phase < 32; phase += lanes_per_phase) {
-                words.clear();
-                for (size_t i = first; i < last; ++i) {
-                    const Event& e = b.events[order[i]];
-                    if (e.thread % 32 / lanes_per_phase * lanes_per_phase != phase) continue;
-                    for (u64 word = e.order / 4; word <= (e.order + e.bytes - 1) / 4; ++word) words.push_back(word);
-                }
-                u32 most = most_in_a_bank(words);
-                c.conflicts += most ? most - 1 : 0;
-                one_by_one += most;
-                if (lanes_per_phase < 32) all_words.insert(all_words.end(), words.begin(), words.end());
-            }
-            c.wavefronts += lanes_per_phase == 32 ? one_by_one : wavefronts_of(all_words, (u32)(last - first), one_by_one);
+        } else if (head.space == SHARED) {
+            u64 address[32];
+            std::fill_n(address, 32, NO_ADDRESS);
+            for (size_t i = first; i < last; ++i) address[b.events[order[i]].thread % 32] = b.events[order[i]].order;
+            Turns turns = turns_of(address, head.bytes, head.access == READ, words);
+            c.wavefronts += turns.all, c.conflicts += turns.conflicts;
         }
     }
     if (!b.executed.empty()) add_executions(job, b);
