@@ -378,7 +378,8 @@ teaches, because it is written in the same language as our kernel. It takes
 on 4,096 causal tokens with heads of 128. The package had chosen 128 queries × 128 keys with 8 warps, which took
 {CHOSEN_TILE:.0f} µs. A tile of 64 × 64 with 4 warps took {BEST_TILE:.0f} µs, which is {BEST_TILE / CHOSEN_TILE:.2f}
 of the time. The tutorial's ratio on that shape is {tutorial:.2f}. So a better tile closes most of the gap to the
-tutorial, but not the gap to cuDNN. Why heads of 64 lose more is not known.
+tutorial, but not the gap to cuDNN. The package now chooses that tile on such a GPU, and a better one in the backward
+pass. All times on this page are from before that change. Why heads of 64 lose more is not known.
 
 PyTorch's flash backend is slower than ours with heads of 128 ({times.span("SDPA flash", whole(0, 128))}), and
 mostly faster with heads of 64 ({times.span("SDPA flash", whole(0, 64))}). The backward pass, on the same shapes:
