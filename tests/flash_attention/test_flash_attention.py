@@ -7,9 +7,10 @@ import pytest
 import torch
 from flash_cases import as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
-from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen, in_triton
+from pagewise.flash_attention import dropout_mask, flash_attention, flash_attention_2, flash_attention_varlen
 from pagewise.flash_attention.dropout import philox
 from pagewise.naive_attention import attention
+from pagewise.tools.architecture import architecture
 from pagewise.tools.work import count_work
 
 each_backend = pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -139,7 +140,7 @@ def test_torch_compile_takes_the_gpu_as_a_constant():
     """Importing torch._dynamo only for this mark would take a second or two in each process."""
     marked = torch.compiler.assume_constant_result(lambda: None)
     assert vars(marked)
-    assert vars(marked).items() <= vars(in_triton.gpu_of).items()
+    assert vars(marked).items() <= vars(architecture).items()
 
 
 # ------------------------------------------------------------------------------------------------ dropout

@@ -128,7 +128,8 @@ def test_first_rungs_compile(kernel, sm):
 def on_a_t4(monkeypatch):
     """The CPU's tensors taken for those of a T4, and the backend that was chosen."""
     chosen = []
-    monkeypatch.setattr(in_triton, "gpu_of", lambda device: gpu(75))
+    for module in (in_triton, attention, attention.in_cuda):
+        monkeypatch.setattr(module, "architecture", lambda device: gpu(75))
     monkeypatch.setattr(attention.in_cuda, "forward", lambda q, k, v, options: chosen.append("cuda") or (q, q[..., 0]))
     monkeypatch.setattr(
         attention, "attend", lambda inputs: chosen.append(inputs.backend) or (inputs.q, inputs.q[..., 0])
