@@ -1,9 +1,10 @@
 """A server on this machine, for the tests that talk to it."""
 
 import functools
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +19,17 @@ from pagewise.engine.serve.engine_thread import EngineThread
 from pagewise.engine.serve.protocol import Protocol
 from pagewise.models import tiny_model
 
+COMPLETION = "/v1/completions"
+
 
 def tiny_llm(**options):
     model, tokenizer = tiny_model()
     return LLM(model, tokenizer=tokenizer, **{"num_blocks": 256} | options)
+
+
+def head(body: str, path: str = COMPLETION, more: str = "") -> bytes:
+    """The head of a request with this body, as it goes over the connection."""
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode()
 
 
 @dataclass
@@ -44,6 +52,20 @@ class Server:
         """A body as it stands: JSON of anything, or bytes."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         return self.http.post(path, **content, **options)
+
+    def connection(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])), timeout=20)
+
+    def hang_up(self, body: dict, when: Callable[[], object]) -> None:
+        """Ask for a completion, wait until `when()` is true, and close the connection without reading the answer.
+
+        A client whose time is up would close the connection at a moment that nobody knows: on a busy machine before
+        the server has read the request.
+        """
+        content = json.dumps(body)
+        with self.connection() as client:
+            client.sendall(head(content) + content.encode())
+            assert soon(when)
 
     def is_idle(self) -> bool:
         """Nothing is held any more: no request, no block."""

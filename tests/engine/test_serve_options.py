@@ -19,7 +19,7 @@ import torch
 import uvicorn
 from checkpoints import logits
 from scripted import TEMPLATE, Scripted, byte_level
-from serving import serving, soon, tiny_llm
+from serving import COMPLETION, head, serving, soon, tiny_llm
 
 from pagewise.engine import LLM, SamplingParams
 from pagewise.engine.serve import __main__ as command
@@ -28,7 +28,7 @@ from pagewise.engine.serve.app import make_app
 from pagewise.models.load import TINY
 
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 PROMPT = "Attention reads each block of keys"
 INNOCENT = {"prompt": "The block table of a sequence ", "max_tokens": 16, "seed": 7, "ignore_eos": True}
@@ -396,7 +396,7 @@ def test_the_line_of_a_client_that_hangs_up_says_how_far_it_came(server, log, mo
     step, go = server.llm.step, threading.Event()
     monkeypatch.setattr(server.llm, "step", lambda: (go.wait(0.05), step())[1])
     body = json.dumps({"prompt": "A", "max_tokens": 400, "ignore_eos": True, "stream": stream})
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall(head(body) + body.encode())
         assert soon(lambda: len(server.llm.scheduler.running) == 1)
         if stream:
@@ -430,14 +430,6 @@ def test_the_log_is_an_option(begun, capsys):
 
 
 # ------------------------------------------------------------------------------------------------ slow clients
-
-
-def connection(server):
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
-
-
-def head(body, path=COMPLETION, more=""):
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode()
 
 
 def read_all(client):
@@ -474,7 +466,7 @@ BODY = json.dumps({"prompt": "A", "max_tokens": 2, "ignore_eos": True})
     ids=str,
 )
 def test_a_request_that_does_not_arrive_in_time_is_ended(sent, status):
-    with serving(tiny_llm(), request_timeout=0.3) as server, connection(server) as client:
+    with serving(tiny_llm(), request_timeout=0.3) as server, server.connection() as client:
         client.sendall(sent)
         if status == b"200":
             read_until(client, b"usage")
@@ -489,7 +481,7 @@ def test_a_request_that_does_not_arrive_in_time_is_ended(sent, status):
 
 
 def test_a_slow_body_holds_up_nobody_and_one_that_comes_in_time_is_served(server, innocent):
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall(head(BODY))
         for byte in BODY.encode()[:-1]:
             client.sendall(bytes([byte]))
@@ -500,7 +492,7 @@ def test_a_slow_body_holds_up_nobody_and_one_that_comes_in_time_is_served(server
 
 
 def test_each_request_of_a_connection_has_its_own_time():
-    with serving(tiny_llm(), request_timeout=1.5) as server, connection(server) as client:
+    with serving(tiny_llm(), request_timeout=1.5) as server, server.connection() as client:
         pause = threading.Event()
         for _ in range(4):  # together they take longer than one may
             client.sendall(head(BODY) + BODY[:5].encode())
@@ -518,7 +510,7 @@ def test_a_client_that_closes_its_half_gets_its_answers(server, monkeypatch, str
     monkeypatch.setattr(protocol, "EVERY", 0.01)
     held = hold(server)
     body = json.dumps(json.loads(BODY) | {"stream": stream})
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall((head(body) + body.encode()) * number)
         assert soon(lambda: server.engine.num_held == 1)
         client.shutdown(socket.SHUT_WR)
@@ -537,7 +529,7 @@ def test_a_client_that_has_gone_is_not_taken_for_one(server, monkeypatch, stream
     monkeypatch.setattr(protocol, "EVERY", 0.01)
     held = hold_steps(server, monkeypatch)
     body = json.dumps(json.loads(BODY) | {"stream": stream})
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall(head(body) + body.encode())
         assert soon(lambda: len(server.llm.scheduler.waiting) == 1)
         if stream:
@@ -549,7 +541,7 @@ def test_a_client_that_has_gone_is_not_taken_for_one(server, monkeypatch, stream
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", head(BODY) + b"{"], ids=str)
 def test_a_half_closed_connection_without_a_whole_request_is_closed(server, sent):
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         assert read_all(client) == b""
@@ -557,7 +549,7 @@ def test_a_half_closed_connection_without_a_whole_request_is_closed(server, sent
 
 def test_a_client_of_http_1_0_is_sent_no_interim_answer(server):
     held = hold(server)
-    with connection(server) as client:
+    with server.connection() as client:
         client.sendall(head(BODY).replace(b"HTTP/1.1", b"HTTP/1.0") + BODY.encode())
         assert soon(lambda: server.engine.num_held == 1)
         client.shutdown(socket.SHUT_WR)
@@ -570,7 +562,7 @@ def test_a_stream_without_news_has_comments_only_for_a_client_that_may_have_gone
     monkeypatch.setattr(protocol, "EVERY", 0.01)
     both, held = hold(server), hold_steps(server, monkeypatch)
     body = json.dumps(json.loads(BODY) | {"stream": True})
-    with connection(server) as usual, connection(server) as half:
+    with server.connection() as usual, server.connection() as half:
         for client in (usual, half):
             client.sendall(head(body, more="Connection: close\r\n") + body.encode())
         assert soon(lambda: server.engine.num_held == 2)
