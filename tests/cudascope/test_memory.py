@@ -50,7 +50,7 @@ def test_another_thread_reads_and_writes_a_tensor_during_a_launch(size):
         seconds = time.monotonic() - start
         os.close(read), os.close(write)
     assert (seen, written) == (0, 64)  # results appear when the launch ends
-    assert seconds < 5
+    assert seconds < 15
     assert x[:4].tolist() == [1, 2, 3, 0]
 
 
@@ -210,7 +210,7 @@ def test_a_handler_of_python_runs_during_a_launch_and_may_end_it():
                     try:
                         kernel[1, 1](x, 10**12)
                     except BaseException as error:
-                        print(type(error).__name__, error.__notes__, time.monotonic() - start < 5)
+                        print(type(error).__name__, error.__notes__, time.monotonic() - start < 15)
                 kernel[1, 1](x, 1)
                 print(x[:2].tolist())
     """)
