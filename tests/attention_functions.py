@@ -28,7 +28,8 @@ from pagewise.paged_attention import (
     paged_attention_v2,
     paged_attention_varlen,
 )
-from pagewise.paged_attention.in_triton import attend
+from pagewise.paged_attention.in_triton import DecodeInputs, attend
+from pagewise.paged_attention.inputs import Splits
 from pagewise.paged_blocks.cache import to_vllm_layout
 
 BLOCK_SIZE = 16
@@ -67,7 +68,7 @@ def in_batches(found, sizes):
 def in_programs(num_programs, q, k, v, *, seq_lens=None, return_lse=False, check=True, **options):
     """`flash_decoding` by a number of programs that share all tiles, as it runs on a GPU. `check` has no effect."""
     options = ScoreOptions(**options).checked(q, k.shape[2])
-    found = attend(q, k, v, options, ("share", num_programs), seq_lens=seq_lens)
+    found = attend(DecodeInputs(q, k, v, options, Splits("share", num_programs), seq_lens=seq_lens))
     return found if return_lse else found[0]
 
 

@@ -22,8 +22,9 @@ from pagewise.flash_decoding_plus_plus.flat_gemm import on_cuda_cores, on_tensor
 from pagewise.online_softmax import online_softmax
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import paged_attention, paged_attention_grouped, paged_attention_v1, paged_attention_v2
-from pagewise.paged_attention.in_triton import attend, partial_results
-from pagewise.paged_attention_varlen import paged_attention_varlen
+from pagewise.paged_attention.in_triton import DecodeInputs, attend, partial_results
+from pagewise.paged_attention.inputs import Splits
+from pagewise.paged_attention_varlen import Step, paged_attention_varlen
 from pagewise.paged_attention_varlen import plan as plan_of_step
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools.launch import launch
@@ -61,7 +62,10 @@ def cases(num_tokens: int, device: torch.device) -> Iterator[tuple[str, Run]]:
             decode = partial(flash_decoding, qkv[0][:, :, :3], *qkv[1:], **{split: 32}, backend="triton", **options)
             yield f"Triton dense decode, {split}, {str(dtype)[6:]}", decode
         few = (qkv[0][:, :, :3], *qkv[1:])
-        yield f"Triton dense decode, shared, {str(dtype)[6:]}", partial(attend, *few, ScoreOptions(), ("share", 5))
+        yield (
+            f"Triton dense decode, shared, {str(dtype)[6:]}",
+            partial(attend, DecodeInputs(*few, ScoreOptions(), Splits("share", 5))),
+        )
         yield f"Triton unified max, {str(dtype)[6:]}", partial(unified, *few)
         yield f"Triton lazy rescale, {str(dtype)[6:]}", product(lazy_rescale_attention, *few, **IN_TRITON)
         for name, run in first_rungs(inputs, *qkv):
@@ -87,8 +91,8 @@ def decode_step(inputs: list[Tensor]) -> Run:
     """One query per sequence over the cache, by the work plan of an engine's step."""
     q, k_cache, v_cache, tables, lens = inputs
     ends = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-    step = plan_of_step(tables, lens, ends, block_size=k_cache.shape[1], backend="triton", decodes=True)
-    return partial(step.attend_with_lse, q, k_cache, v_cache)
+    step = plan_of_step(Step(tables, lens, ends, k_cache.shape[1], decodes=True), "triton")
+    return partial(step.attend, q, k_cache, v_cache, return_lse=True)
 
 
 def unified(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ from pagewise.kernels.work_plan import keys_of_item
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
-from pagewise.paged_attention.in_triton import FILLING, SHARING, partial_results, shared_plan
+from pagewise.paged_attention.in_triton import FILLING, SHARING, DecodeInputs, partial_results, shared_plan
 from pagewise.tools.architecture import CPU, Architecture
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
@@ -241,9 +241,10 @@ def test_a_plan_of_the_device_is_equal_ranges(tiles, cut, num_programs, queries)
         q = torch.empty(1, 1, sum(queries), 16, dtype=torch.float16, device=device)
     if not q.numel():
         return
-    of_batch = {"seq_lens": lens, "cu_seqlens_q": cu_seqlens_q}
-    [part, *_] = in_triton.parts_of(q, k, ("share", num_programs), None, cu_seqlens_q)
-    plan = shared_plan(q, k, ScoreOptions(causal=True), ("share", num_programs), **of_batch)
+    options, splits = ScoreOptions(causal=True), Splits("share", num_programs)
+    inputs = DecodeInputs(q, k, k, options, splits, seq_lens=lens, cu_seqlens_q=cu_seqlens_q)
+    [part, *_] = in_triton.parts_of(inputs)
+    plan = shared_plan(inputs)
     works = [n for n, own in zip(tiles, queries or [1] * len(tiles), strict=True) if own == 1]
     items = [i for i, own in enumerate(queries or [1] * len(tiles)) if own == 1]
     found = pieces_of(plan, tiles, part.num_programs)
@@ -312,7 +313,7 @@ def test_splits_fill_a_gpu(kernel_device, monkeypatch):
     for gpu, equal, other in ((Architecture(90, 232448, 132), (29, 0), (1, 264)), (CPU, (1, 0), (1, 0))):
         monkeypatch.setattr(in_triton, "architecture", lambda device, gpu=gpu: gpu)
         for splits, expected in ((FILLING, equal), (SHARING, other)):
-            [part] = in_triton.parts_of(q, k, splits, None, None)
+            [part] = in_triton.parts_of(DecodeInputs(q, k, k, ScoreOptions(), splits))
             assert (part.num_splits, part.num_programs) == expected
 
 
@@ -324,10 +325,11 @@ def test_packed_sequences_are_two_parts(kernel_device, monkeypatch):
     ends = torch.empty(17, dtype=torch.int32)
     for capacity, splits in ((1024, 1), (100_000, 25)):
         tables = torch.empty(16, capacity // 16, dtype=torch.int32)
-        decoding, chunks = in_triton.parts_of(q, k, SHARING, tables, ends)
+        inputs = DecodeInputs(q, k, k, ScoreOptions(), SHARING, tables, cu_seqlens_q=ends)
+        decoding, chunks = in_triton.parts_of(inputs)
         assert (decoding.tiles.rows, decoding.num_programs, decoding.items) == (16, 264, 32)
         assert (chunks.tiles.rows, chunks.num_splits, chunks.items) == (128, splits, 2 * (271 * 4 // 128 + 16))
-    assert len(in_triton.parts_of(q[:, :, :1], k, SHARING, tables, ends)) == 1
+    assert len(in_triton.parts_of(inputs._replace(q=q[:, :, :1]))) == 1
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])
@@ -453,7 +455,7 @@ def test_a_slot_is_read_only_after_it_was_written(splits, head_size, kernel_devi
     monkeypatch.setattr(in_triton, "partial_results", with_nan)
     q, k, v = (torch.randn(3, heads, n, head_size, device=kernel_device) for heads, n in ((16, 1), (1, 700), (1, 700)))
     lens = torch.tensor([700, 40, 640], dtype=torch.int32, device=kernel_device)
-    out, lse = in_triton.attend(q, k, v, ScoreOptions(), splits, seq_lens=lens)
+    out, lse = in_triton.attend(DecodeInputs(q, k, v, ScoreOptions(), splits, seq_lens=lens))
     for b, n in enumerate(lens.tolist()):
         right, right_lse = attention(q[b, None], k[b, None, :, :n], v[b, None, :, :n], return_lse=True)
         torch.testing.assert_close(out[b, None], right, rtol=1e-4, atol=1e-5)

@@ -76,9 +76,9 @@ def test_both_softmaxes_of_lesson_8_take_one_length(method, kernel_device):
 def test_each_way_to_split_is_asked_for(monkeypatch):
     asked, of_plans, plan = [], [], flash_decoding_speed.plan
 
-    def noted_plan(*tensors, splits, **options):
-        of_plans.append((splits, options["backend"]))
-        return plan(*tensors, splits=splits, **options)
+    def noted_plan(step, backend):
+        of_plans.append((step.splits, backend))
+        return plan(step, backend)
 
     monkeypatch.setattr(flash_decoding_speed, "plan", noted_plan)
     monkeypatch.setattr(flash_decoding_speed, "flash_decoding", lambda *a, **options: asked.append(options))

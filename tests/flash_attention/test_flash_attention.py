@@ -286,15 +286,34 @@ def test_many_short_sequences(backend, kernel_device):
         ({"max_seqlen_q": 4}, ValueError, "max_seqlen_q must be at least the longest length, 5"),
         ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k must be at least 0"),
         ({"backend": "cuda"}, ValueError, "backend must be"),
+        ({"cu_seqlens_q": []}, ValueError, r"cu_seqlens_q must have B \+ 1 entries, the first 0, got none"),
+        ({"cu_seqlens_q": torch.tensor([0, 4, 4, 9])}, TypeError, "cu_seqlens_q must be int32"),
+        (
+            {"cu_seqlens_k": torch.empty(4, dtype=torch.int32, device="meta")},
+            ValueError,
+            "cu_seqlens_k must have the",
+        ),
+        ({"q": torch.zeros(9, 16)}, ValueError, "q must have 3 dimensions .total_q, H, D., got"),
+        ({"q": torch.zeros(9, 2, 16).int()}, TypeError, "q must be .*int32"),
+        ({"q": torch.zeros(9, 2, 16).double()}, TypeError, "k must have the dtype of q: float64, got float32"),
+        ({"q": torch.zeros(9, 2, 8)}, ValueError, r"k must be \[total_k, Hkv, D\] = \[12, 1, 8\], got \[12, 1, 16\]"),
+        (
+            {"v": torch.zeros(11, 1, 16)},
+            ValueError,
+            r"v must be \[total_k, Hkv, D\] = \[12, 1, 16\], got \[11",
+        ),
+        (dict.fromkeys("kv", torch.zeros(12, 3, 16)), ValueError, "H must be a multiple of Hkv"),
+        (dict.fromkeys("qkv", torch.zeros(12, 1, 0)), ValueError, "q must have a head size D of at least 1, got 0"),
     ],
 )
 def test_bad_packing_is_named(change, error, message):
     (q, k, v), _ = packed([4, 0, 5], [4, 2, 6], (2, 1), 16, torch.float32, "cpu")
-    arguments = {"cu_seqlens_q": [0, 4, 4, 9], "cu_seqlens_k": [0, 4, 6, 12]} | change
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        arguments[name] = torch.tensor(arguments[name], dtype=torch.int32)
+    arguments = {"q": q, "k": k, "v": v, "cu_seqlens_q": [0, 4, 4, 9], "cu_seqlens_k": [0, 4, 6, 12]} | change
+    for name, given in arguments.items():
+        if isinstance(given, list):
+            arguments[name] = torch.tensor(given, dtype=torch.int32)
     with pytest.raises(error, match=message):
-        flash_attention_varlen(q, k, v, **arguments)
+        flash_attention_varlen(**arguments)
 
 
 # ------------------------------------------------------------------------------------------------ counted

@@ -29,13 +29,19 @@ def step(*, lens, heads=(4, 2), head_dim=64, P=16, dtype=torch.float32, num_quer
 
 def attend(tensors, numbers, *, plain=True, **options):
     """The plan's result: by the C++ kernel if `plain`, else by torch alone."""
-    decodes = len(tensors[0]) == len(numbers[1])
-    kwargs = {"block_size": tensors[1].shape[1], "backend": "torch", "decodes": decodes, "plain": plain}
-    plan = varlen.plan(*numbers, options=DECODING._replace(**options), **kwargs)
+    decodes, options = len(tensors[0]) == len(numbers[1]), DECODING._replace(**options)
+    plan = varlen.plan(varlen.Step(*numbers, tensors[1].shape[1], decodes, options, plain=plain), "torch")
     assert (plan._in_cpp is not None) == (plain and 1 in numbers[2].diff()[numbers[1] > 0])
     if plain:
-        plan._groups = lambda *_: pytest.fail("torch computed it")
+        plan._group = lambda *_: pytest.fail("torch computed it")
     return plan.attend(*tensors)
+
+
+def with_and_without_the_kernel(tensors, numbers, *, decodes=True, options=DECODING, return_lse=False):
+    """The results of a plan that may take the C++ kernel, and of one that may not."""
+    step = varlen.Step(*numbers, 16, decodes, options)
+    plans = [varlen.plan(step._replace(plain=plain), "torch") for plain in (True, False)]
+    return [plan.attend(*tensors, return_lse=return_lse) for plan in plans]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -98,9 +104,14 @@ def test_a_row_has_the_same_bits_in_every_batch_and_with_every_number_of_threads
 
 def test_decoding_rows_beside_chunks_of_prompts():
     tensors, numbers = step(lens=[40, 33, 20, 64], num_queries=[1, 7, 1, 64])
-    kwargs = {"block_size": 16, "backend": "torch", "decodes": False, "options": DECODING}
-    outs = [varlen.plan(*numbers, **kwargs, plain=plain).attend(*tensors) for plain in (True, False)]
+    outs = with_and_without_the_kernel(tensors, numbers, decodes=False)
     torch.testing.assert_close(*outs)
+
+
+def test_lse_is_torchs():
+    tensors, numbers = step(lens=[40, 33, 20, 64], num_queries=[1, 7, 1, 64])
+    results = with_and_without_the_kernel(tensors, numbers, decodes=False, return_lse=True)
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -110,8 +121,7 @@ def test_rows_that_are_not_finite_are_torchs(which, value):
     expected = attend(tensors, numbers)
     block = numbers[0][1, 0]
     tensors[which][block, 3, 0, 5] = value
-    kwargs = {"block_size": 16, "backend": "torch", "decodes": True, "options": DECODING}
-    outs = [varlen.plan(*numbers, **kwargs, plain=plain).attend(*tensors) for plain in (True, False)]
+    outs = with_and_without_the_kernel(tensors, numbers)
     torch.testing.assert_close(*outs, equal_nan=True)
     assert not torch.equal(outs[0][1], expected[1])
     torch.testing.assert_close(outs[0][[0, 2]], expected[[0, 2]])
@@ -120,8 +130,7 @@ def test_rows_that_are_not_finite_are_torchs(which, value):
 def test_a_query_whose_scores_are_all_minus_infinity_is_torchs():
     (q, k, v), numbers = step(lens=[20, 1])
     q[1, :, 5], k[numbers[0][1, 0], 0, :, 5] = 1.0, -torch.inf
-    kwargs = {"block_size": 16, "backend": "torch", "decodes": True, "options": DECODING}
-    outs = [varlen.plan(*numbers, **kwargs, plain=plain).attend(q, k, v) for plain in (True, False)]
+    outs = with_and_without_the_kernel((q, k, v), numbers)
     torch.testing.assert_close(*outs, equal_nan=True)
 
 
@@ -140,8 +149,7 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float64, 64), (torch.float32, 24)])
 def test_other_types_and_head_sizes_are_torchs(dtype, head_dim):
     tensors, numbers = step(lens=[20, 5], dtype=dtype, head_dim=head_dim)
-    kwargs = {"block_size": 16, "backend": "torch", "decodes": True, "options": DECODING}
-    outs = [varlen.plan(*numbers, **kwargs, plain=plain).attend(*tensors) for plain in (True, False)]
+    outs = with_and_without_the_kernel(tensors, numbers)
     torch.testing.assert_close(*outs)
 
 
@@ -152,8 +160,8 @@ def test_without_a_compiler_torch_does_the_work(monkeypatch):
     in_cpp.library.cache_clear()
     try:
         assert not in_cpp.library()
-        kwargs = {"block_size": 16, "backend": "torch", "decodes": True, "options": DECODING, "plain": True}
-        torch.testing.assert_close(varlen.plan(*numbers, **kwargs).attend(*tensors), expected)
+        plan = varlen.plan(varlen.Step(*numbers, 16, decodes=True, plain=True), "torch")
+        torch.testing.assert_close(plan.attend(*tensors), expected)
     finally:
         monkeypatch.undo()
         in_cpp.library.cache_clear()
@@ -162,6 +170,5 @@ def test_without_a_compiler_torch_does_the_work(monkeypatch):
 @pytest.mark.parametrize("options", [{"softcap": 5.0}, {"alibi_slopes": torch.rand(4)}], ids=["softcap", "alibi"])
 def test_options_that_the_kernel_does_not_have_are_torchs(options):
     tensors, numbers = step(lens=[20, 5])
-    kwargs = {"block_size": 16, "backend": "torch", "decodes": True, "options": DECODING._replace(**options)}
-    outs = [varlen.plan(*numbers, **kwargs, plain=plain).attend(*tensors) for plain in (True, False)]
+    outs = with_and_without_the_kernel(tensors, numbers, options=DECODING._replace(**options))
     assert outs[0].equal(outs[1])

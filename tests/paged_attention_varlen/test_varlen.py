@@ -197,7 +197,7 @@ def test_keys_are_cut_where_it_is_asked_for(kernel_device):
 
 
 def groups_of(inputs):
-    return varlen.plan(*inputs[3:], block_size=inputs[1].shape[1], backend="torch").groups
+    return varlen.plan(varlen.Step(*inputs[3:], inputs[1].shape[1]), "torch").groups
 
 
 def test_sequences_are_padded_to_less_than_twice_their_length():
@@ -281,7 +281,7 @@ BACKENDS = ["torch", "triton", "cuda"]
 def attend(backend, inputs, *, decodes=False):
     q, k_cache, v_cache, *step = inputs
     caches = to_vllm_layout(k_cache, v_cache) if backend == "cuda" else (k_cache, v_cache)
-    plan = varlen.plan(*step, block_size=k_cache.shape[1], backend=backend, decodes=decodes)
+    plan = varlen.plan(varlen.Step(*step, k_cache.shape[1], decodes), backend)
     return plan, plan.attend(q, *caches)
 
 
@@ -308,6 +308,21 @@ def test_a_plan_serves_all_layers_and_a_nan_in_one_stays_there(backend, kernel_d
     second = (q.flip(0), v_cache, k_cache, *tables)
     out = plan.attend(second[0], *layout(*second[1:3]))
     assert_packed_matches_dense(lambda *_: (out, None), second)
+
+
+def test_programs_share_the_decoding_rows_beside_chunks(kernel_device):
+    """Five programs share the work of the sequences that have one query. The chunks are cut by size, without a plan.
+
+    A layer with fewer KV heads has less work, so it has another plan.
+    """
+    q, k_cache, v_cache, *rest = packed_inputs(
+        *zip(*MIXES["mixed"], strict=True), 4, 2, 32, dtype=torch.float16, device=kernel_device
+    )
+    plan = varlen.plan(varlen.Step(*rest, k_cache.shape[1], splits=Splits("share", 5)), "triton")
+    for kv_heads in (2, 1, 2):
+        layer = (q, k_cache[:, :, :kv_heads], v_cache[:, :, :kv_heads])
+        out_and_lse = plan.attend(*layer, return_lse=True)
+        assert_packed_matches_dense(lambda *_, found=out_and_lse: found, (*layer, *rest))
 
 
 @pytest.mark.parametrize("queries", [1, 3])
@@ -390,6 +405,6 @@ def test_more_queries_than_a_grid_has_places_take_several_launches(kernel_device
     q, k_cache, v_cache, *rest = inputs
     caches = to_vllm_layout(k_cache.nan_to_num(), v_cache.nan_to_num())
     of_step = {"options": DECODING._replace(scale=0.3), "v_scale": 1.5}
-    out = varlen.plan(*rest, block_size=k_cache.shape[1], backend="cuda", **of_step).attend(q, *caches)
+    out = varlen.plan(varlen.Step(*rest, k_cache.shape[1], **of_step), "cuda").attend(q, *caches)
     expected = paged_attention_varlen(q, k_cache, v_cache, *rest, scale=0.3, v_scale=1.5, backend="torch")
     torch.testing.assert_close(out, expected, rtol=0.01, atol=1e-3)

@@ -25,7 +25,7 @@ from pagewise.paged_attention import (
     paged_attention_v2,
     paged_attention_varlen,
 )
-from pagewise.paged_attention_varlen import plan
+from pagewise.paged_attention_varlen import Step, plan
 from pagewise.paged_blocks import PagedKVCache, to_vllm_layout
 from pagewise.tools import device
 from pagewise.tools.architecture import architecture
@@ -183,8 +183,7 @@ def test_a_captured_step_follows_lengths_that_change(decodes, monkeypatch):
     cu_seqlens_q = torch.arange(3, dtype=torch.int32, device="cuda:0")
 
     def attend():
-        step = plan(tables, lens, cu_seqlens_q, block_size=16, backend="triton", decodes=decodes)
-        return step.attend(q, k, v)
+        return plan(Step(tables, lens, cu_seqlens_q, block_size=16, decodes=decodes), "triton").attend(q, k, v)
 
     attend()  # compiles and loads
     graph = torch.cuda.CUDAGraph()

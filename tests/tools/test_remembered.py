@@ -45,6 +45,10 @@ OTHERS = {
     "1.0": (X, 1.0),
     "True": (X, True),
     "a string": (X, "1"),
+    "a tuple": (X, (1, X)),
+    "1.0 in a tuple": (X, (1.0, X)),
+    "another tensor in a tuple": (X, (1, X.double())),
+    "a subclass in a tuple": (X, (1, torch.nn.Parameter(X))),
 }
 
 
@@ -71,6 +75,16 @@ def test_an_error_is_not_remembered(calls):
     for _ in range(2):
         with pytest.raises(ValueError, match="wrong"):
             check(X, "wrong")
+    assert len(noted) == 2
+
+
+@pytest.mark.parametrize(
+    "argument", [torch.nn.Parameter(X), (1, torch.nn.Parameter(X)), ("1", [2])], ids=["subclass", "in a tuple", "list"]
+)
+def test_nothing_is_remembered_of_what_is_neither_tensor_nor_number(argument, calls):
+    check, noted = calls
+    for _ in range(2):
+        check(X, argument)
     assert len(noted) == 2
 
 

@@ -96,17 +96,17 @@ class PagedMemory(BlockMemory):
             self.cache.copy_blocks(batch.copies)
         write = kv_writer(self.cache.k, self.cache.v, batch.slots, **self._how_to_write)
         with Profile.span("block tables"):
-            plan = paged_attention_varlen.plan(
+            step = paged_attention_varlen.Step(
                 batch.block_tables,
                 batch.seq_lens,
                 batch.cu_seqlens_q,
                 block_size=self.block_size,
-                backend=self.backend,
                 decodes=len(batch.token_ids) == len(batch.seq_lens),  # no chunk is empty
                 options=self._options,
                 v_scale=self.v_scale,
                 plain=True,
             )
+            plan = paged_attention_varlen.plan(step, self.backend)
 
         attention = plan.attend
         if Profile.span is not nullcontext:  # else the layers pay for no span

@@ -82,16 +82,16 @@ class ShardedMemory(PagedMemory):
         """Return a function that writes this process's keys and values, and then attends to those of all processes."""
         self.cache.copy_blocks(batch.copies)
         B = len(batch.seq_lens)
-        plan = paged_attention_varlen.plan(
+        step = paged_attention_varlen.Step(
             batch.block_tables,
             batch.seq_lens,
             batch.cu_seqlens_q,
             block_size=self.cache.block_size,
-            backend=self.backend,
             decodes=True,
             options=self._options,
             v_scale=self.v_scale,
         )
+        plan = paged_attention_varlen.plan(step, self.backend)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k, v = (x[0].transpose(0, 1) for x in (k, v))  # [rows, Hkv, D]
@@ -99,7 +99,7 @@ class ShardedMemory(PagedMemory):
             out = torch.empty_like(q)
             if B:
                 queries = q[0, :, :B].transpose(0, 1)
-                of_mine = plan.attend_with_lse(queries, self.cache.k[layer], self.cache.v[layer])
+                of_mine = plan.attend(queries, self.cache.k[layer], self.cache.v[layer], return_lse=True)
                 merged, _ = merge_over_processes(*of_mine, group=self.group, check=False)
                 out[0, :, :B] = merged.transpose(0, 1)
             for chunk in batch.chunks:

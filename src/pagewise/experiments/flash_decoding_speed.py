@@ -27,7 +27,7 @@ from pagewise.flash_decoding import flash_decoding
 from pagewise.flash_decoding_plus_plus import UnifiedMax, calibrate, lazy_rescale_attention, unified_max_attention
 from pagewise.naive_attention import grouped_matmul
 from pagewise.paged_attention.inputs import PagedInputs, checked_splits
-from pagewise.paged_attention_varlen import plan
+from pagewise.paged_attention_varlen import Step, plan
 from pagewise.tools.architecture import architecture
 from pagewise.tools.benchmark import Candidate
 from pagewise.tools.records import Record
@@ -82,7 +82,7 @@ def _decode_step(batch: PagedInputs, num_splits: int | None = None, split_size: 
     """Prepare one layer of an engine's decode step. The first call makes the work plan, which all layers share."""
     ends = torch.arange(len(batch.q) + 1, dtype=torch.int32, device=batch.q.device)
     sizes = {"block_size": batch.cache_sizes[1], "splits": checked_splits(num_splits, split_size)}
-    step = plan(batch.block_tables, batch.seq_lens, ends, **sizes, backend="triton", decodes=True)
+    step = plan(Step(batch.block_tables, batch.seq_lens, ends, **sizes, decodes=True), "triton")
     return partial(step.attend, *batch[:3])
 
 

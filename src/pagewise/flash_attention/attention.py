@@ -9,20 +9,11 @@ from torch import Tensor
 
 from pagewise.flash_attention import in_cuda, in_triton, tuning
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.inputs import NAIVE, FlashInputs
+from pagewise.flash_attention.inputs import NAIVE
 from pagewise.flash_attention.ops import attend
 from pagewise.options import ScoreOptions
 from pagewise.tools.architecture import architecture
-from pagewise.tools.checks import (
-    FLOATS,
-    check_count,
-    check_heads,
-    check_qkv,
-    check_running_sums,
-    check_same,
-    check_shape,
-    check_tensor,
-)
+from pagewise.tools.checks import check_count, check_qkv, check_running_sums, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.remembered import remembers
 from pagewise.tools.transforms import check_derivative, derivative_of, lacks
@@ -71,9 +62,9 @@ def flash_attention(
         ValueError, TypeError: an argument does not fit; the message names it.
         RuntimeError: differentiated twice.
     """
-    numbers, refusal = _checked(q, k, v, scale, causal, window, softcap)
-    options = ScoreOptions(*numbers, alibi_slopes, attn_mask)
+    options, refusal = _checked(q, k, v, ScoreOptions(scale, causal, window, softcap))
     if alibi_slopes is not None or attn_mask is not None:
+        options = options._replace(alibi_slopes=alibi_slopes, attn_mask=attn_mask)
         options.checked(q, k.shape[2]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
     gpu = architecture(q.device) if backend == "auto" else None
@@ -89,18 +80,15 @@ def flash_attention(
         backend = "torch"
     check_derivative("flash_attention", q, k, v, has=("backward",), remedy=NAIVE)
     backend = choose_backend(backend, q.device, refusal, others=("cuda",))
-    out, lse = attend(FlashInputs.of((q, k, v), options, dropout, (None, None), backend))
+    out, lse = attend(q, k, v, options, dropout, backend)
     return (out, lse) if return_lse else out
 
 
 @remembers
-def _checked(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, window: int | None, softcap: float
-) -> tuple[tuple, str | None]:
-    """Return scale, causal, window and softcap, and why Triton cannot take these tensors."""
+def _checked(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions) -> tuple[ScoreOptions, str | None]:
+    """Return the checked options, and why Triton cannot take these tensors."""
     check_qkv(q, k, v)
-    options = ScoreOptions(scale, causal, window, softcap).checked(q, k.shape[2])
-    return (options.scale_for(q.shape[-1]), *options[1:4]), in_triton.refuses(q)
+    return options.checked(q, k.shape[2]), in_triton.refuses(q)
 
 
 def flash_attention_varlen(
@@ -143,8 +131,7 @@ def flash_attention_varlen(
         ValueError, TypeError: an argument does not fit; the message names it.
         RuntimeError: differentiated twice.
     """
-    _check_packed(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
+    tensors = _checked_packed(q, k, v, cu_seqlens_q, cu_seqlens_k)
     options = ScoreOptions(scale, causal, window, softcap, alibi_slopes)
     options = options.checked(tensors[0], k.shape[0]).without_gradient()
     dropout = Dropout.checked(dropout_p, dropout_seed, q.device)
@@ -160,7 +147,7 @@ def flash_attention_varlen(
                 raise ValueError(f"max_seqlen_{name} must be at least the longest length, {actual}, got {longest}")
     backend = choose_backend(backend, q.device, in_triton.refuses(tensors[0]))
     check_derivative("flash_attention_varlen", q, k, v, has=("backward",), remedy=NAIVE)
-    out, lse = attend(FlashInputs.of(tensors, options, dropout, (cu_seqlens_q, cu_seqlens_k), backend))
+    out, lse = attend(*tensors, options, dropout, backend, cu_seqlens=(cu_seqlens_q, cu_seqlens_k))
     out, lse = (x[0].transpose(0, 1) for x in (out, lse))
     return (out, lse) if return_lse else out
 
@@ -197,19 +184,20 @@ def measure_tiles(
     return {name: tuning.measure(name, q, gpu, heavy, partial(do_bench, call)) for name, call in calls.items()}
 
 
-def _check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+def _checked_packed(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q [1, H, total_q, D], k and v [1, Hkv, total_k, D]."""
     for name, tensor, axes in (("q", q, "total_q H D"), ("k", k, "total_k Hkv D"), ("v", v, "total_k Hkv D")):
-        check_tensor(name, tensor, axes, dtypes=(*FLOATS, torch.float64))
+        check_tensor(name, tensor, axes)
     for name, tensor in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         check_tensor(name, tensor, "B+1", dtypes=(torch.int32,))
-    check_same("dtype", q=q, k=k, v=v)
     check_same("device", q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    (_, H, D), (total_k, Hkv, _) = q.shape, k.shape
-    check_shape("k", k, (total_k, Hkv, D), "total_k Hkv D")
+    check_shape("k", k, (*k.shape[:2], q.shape[2]), "total_k Hkv D")
     check_shape("v", v, k.shape, "total_k Hkv D")
-    check_heads(H, Hkv)
-    if D == 0:
-        raise ValueError("q must have a head size D of at least 1, got 0")
+    tensors = tuple(x.transpose(0, 1)[None] for x in (q, k, v))
+    check_qkv(*tensors)
     if not cu_seqlens_q.shape[0]:
         raise ValueError("cu_seqlens_q must have B + 1 entries, the first 0, got none")
     check_shape("cu_seqlens_k", cu_seqlens_k, cu_seqlens_q.shape, "B+1")
+    return tensors

@@ -5,6 +5,7 @@ float64 too. Scores and sums are float32 at least. `count_work` counts them as t
 """
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -14,8 +15,6 @@ from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.inputs import FlashInputs, Gradients, OfRows, Out, empty_like, outputs
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.tools.work import count_work, counts_as, on_chip
-
-Counts = tuple[int, int, int, int]
 
 
 def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> None:
@@ -45,8 +44,12 @@ def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRo
 
 
 def _sequences(inputs: FlashInputs) -> Iterator[tuple[slice, slice, tuple[Tensor, Tensor, Tensor], Tiles]]:
-    """The rows of q and of k of each sequence, its q, k and v, and their tiles."""
-    for b, (rows, cols) in enumerate(inputs.sequences()):
+    """The rows of q and of k of each sequence, its q, k and v, and their tiles. Packed, this waits for a GPU."""
+    rows_and_cols = [(slice(None), slice(None))]
+    if inputs.cu_seqlens_q is not None:
+        ends = pairwise(inputs.cu_seqlens_q.tolist()), pairwise(inputs.cu_seqlens_k.tolist())
+        rows_and_cols = [(slice(*of_q), slice(*of_k)) for of_q, of_k in zip(*ends, strict=True)]
+    for b, (rows, cols) in enumerate(rows_and_cols):
         q, k, v = inputs.q[:, :, rows], inputs.k[:, :, cols], inputs.v[:, :, cols]
         tiles = Tiles(q, k, inputs.tile_rows, inputs.tile_cols, inputs.options, inputs.dropout, b)
         yield rows, cols, (q, k, v), tiles
@@ -57,18 +60,18 @@ def _version(inputs: FlashInputs) -> ModuleType:
 
 
 @counts_as("pagewise::flash_attention")
-def _forward(*arguments) -> Counts:
+def _forward(*arguments) -> tuple[int, ...]:
     inputs = FlashInputs(*arguments[:-1])  # the last argument is requires_grad
     return _counted(inputs, lambda: forward(inputs, *outputs(inputs, False)))
 
 
 @counts_as("pagewise::flash_attention_backward")
-def _backward(d_out, d_lse, out, lse, saved, *fields) -> Counts:
+def _backward(d_out, d_lse, out, lse, saved, *fields) -> tuple[int, ...]:
     inputs = FlashInputs(*fields)
     return _counted(inputs, lambda: backward(inputs, d_out, d_lse, out, lse, saved))
 
 
-def _counted(inputs: FlashInputs, run: Callable[[], object]) -> Counts:
+def _counted(inputs: FlashInputs, run: Callable[[], object]) -> tuple[int, ...]:
     if inputs.backend == "triton":
         raise ValueError(f'count_work counts flash_attention with backend="torch", got backend="{inputs.backend}"')
     work = count_work(run)

@@ -1,6 +1,5 @@
 """The one value that `flash_attention` checks and every backend reads, and the memory for the results (lesson 6)."""
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -38,20 +37,6 @@ class FlashInputs(NamedTuple):
     tile_rows: int = 128  # of the loops in torch: large enough that products outweigh Python
     tile_cols: int = 128
 
-    @classmethod
-    def of(
-        cls,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        options: ScoreOptions,
-        dropout: Dropout,
-        cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None],
-        *backend_and_tile: str | int,
-    ) -> "FlashInputs":
-        scale, causal, window, softcap, slopes, mask = options
-        scale = options.scale_for(tensors[0].shape[-1]) if scale is None else scale
-        numbers = (scale, causal, window, softcap, dropout.p, *backend_and_tile)
-        return cls(*tensors, slopes, mask, dropout.seed, *cu_seqlens, *numbers)
-
     @property
     def options(self) -> ScoreOptions:
         return ScoreOptions(self.scale, self.causal, self.window, self.softcap, self.alibi_slopes, self.attn_mask)
@@ -64,13 +49,6 @@ class FlashInputs(NamedTuple):
     @property
     def dropout(self) -> Dropout:
         return Dropout(self.dropout_p, self.dropout_seed)
-
-    def sequences(self) -> list[tuple[slice, slice]]:
-        """The rows of q and of k that belong together. For packed sequences on a GPU this waits for the GPU."""
-        if self.cu_seqlens_q is None:
-            return [(slice(None), slice(None))]
-        rows, cols = ([slice(*ends) for ends in pairwise(x.tolist())] for x in (self.cu_seqlens_q, self.cu_seqlens_k))
-        return list(zip(rows, cols, strict=True))
 
 
 def empty_like(x: Out | Keys) -> Out | Keys:

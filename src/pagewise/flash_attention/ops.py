@@ -3,19 +3,26 @@
 The schemas are the fields of `FlashInputs` in order.
 """
 
+from typing import Any
+
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pagewise.flash_attention import in_torch, in_triton
-from pagewise.flash_attention.inputs import NAIVE, FlashInputs, empty_like, outputs
+from pagewise.flash_attention.dropout import Dropout
+from pagewise.flash_attention.inputs import NAIVE, FlashInputs, Keys, OfRows, Out, Queries, empty_like, outputs
+from pagewise.options import ScoreOptions
 from pagewise.tools.ops import custom_op
 from pagewise.tools.transforms import wants_gradient
 
 
-def attend(inputs: FlashInputs) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B H T"]]:
-    """(out, lse), differentiable once in q, k and v."""
-    out, lse, _ = _flash_attention(*inputs, wants_gradient(inputs.q, inputs.k, inputs.v))
+def attend(
+    q: Queries, k: Keys, v: Keys, options: ScoreOptions, dropout: Dropout, *last: Any, cu_seqlens: tuple = (None, None)
+) -> tuple[Out, OfRows]:
+    """(out, lse), differentiable once in q, k and v. last: fields of `FlashInputs`, from `backend` on."""
+    scale, causal, window, softcap, slopes, mask = options._replace(scale=options.scale_for(q.shape[-1]))
+    inputs = (q, k, v, slopes, mask, dropout.seed, *cu_seqlens, scale, causal, window, softcap, dropout.p, *last)
+    out, lse, _ = _flash_attention(*FlashInputs(*inputs), wants_gradient(q, k, v))
     return out, lse
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pagewise.flash_attention import version_1, version_2
 from pagewise.flash_attention.dropout import Dropout
-from pagewise.flash_attention.inputs import NAIVE, FlashInputs, Gradients, Keys, OfRows, Out
+from pagewise.flash_attention.inputs import NAIVE, Gradients, Keys, OfRows, Out
 from pagewise.flash_attention.ops import attend
 from pagewise.flash_attention.tiles import Tiles, gradient_of_lse
 from pagewise.options import ScoreOptions
@@ -78,8 +78,7 @@ def flash_attention_2_backward(
 def _attend(function: str, q: Out, k: Keys, v: Keys, return_lse: bool, **options: Any) -> object:
     tiles = _checked(q, k, v, **options)
     check_derivative(function, q, k, v, has=("backward",), remedy=NAIVE)
-    inputs = FlashInputs.of((q, k, v), tiles.options, tiles.dropout, (None, None), function, tiles.Br, tiles.Bc)
-    out, lse = attend(inputs)
+    out, lse = attend(q, k, v, tiles.options, tiles.dropout, function, tiles.Br, tiles.Bc)
     return (out, lse) if return_lse else out
 
 

@@ -81,7 +81,7 @@ class Tiles:
         if self.dropout.p:
             keep = self.dropout.keep(self.B, self.H, rows, cols, self.first_sequence)
         visible = visibility(distance, options) if options.causal else options.attn_mask
-        return Tile(distance, visible, keep, self.Hkv, options, self.dropout.growth)
+        return Tile(distance, visible, keep, self)
 
 
 class Tile(NamedTuple):
@@ -90,9 +90,7 @@ class Tile(NamedTuple):
     distance: Int[Tensor, "Br Bc"] | None  # query position − key position; None: nobody asks
     visible: Bool[Tensor, "*BH Br Bc"] | None  # None: all keys to all queries
     keep: Bool[Tensor, "B H Br Bc"] | None  # None: no dropout
-    Hkv: int
-    options: ScoreOptions
-    growth: float
+    of: Tiles
 
     def scores(self, Q_i: Queries, K_j: Keys) -> Scores:
         """S_ij: Q_i K_jᵀ · scale → softcap → ALiBi → −∞ where a query may not look."""
@@ -100,18 +98,18 @@ class Tile(NamedTuple):
 
     def scores_and_slope(self, Q_i: Queries, K_j: Keys) -> tuple[Scores, float | Scores]:
         """(S_ij, ∂S_ij / ∂(Q_i K_jᵀ)): the scale, and less than that where the softcap bends."""
-        softcap, slope = self.options.softcap, self.options.scale_for(Q_i.shape[-1])
+        softcap, slope = self.of.options.softcap, self.of.options.scale_for(Q_i.shape[-1])
         S_ij = grouped_matmul(Q_i, K_j.mT) * slope
         if softcap > 0:
             tanh = torch.tanh(S_ij / softcap)
             S_ij, slope = softcap * tanh, slope * (1 - tanh**2)
-        if self.options.alibi_slopes is not None:
-            S_ij = S_ij - self.options.alibi_slopes.to(S_ij.dtype)[:, None, None] * self.distance.abs()
+        if self.of.options.alibi_slopes is not None:
+            S_ij = S_ij - self.of.options.alibi_slopes.to(S_ij.dtype)[:, None, None] * self.distance.abs()
         return S_ij if self.visible is None else S_ij.masked_fill(~self.visible, -torch.inf), slope
 
     def drop(self, P_ij: Scores) -> Scores:
         """P_ij after dropout: 0, or multiplied by 1 / (1 − p)."""
-        return P_ij if self.keep is None else torch.where(self.keep, P_ij * self.growth, 0.0)
+        return P_ij if self.keep is None else torch.where(self.keep, P_ij * self.of.dropout.growth, 0.0)
 
     def seen(self, K_j: Keys) -> Keys:
         """K_j or V_j with 0 for the keys that no query here sees: a weight of 0 does not hide NaN."""
@@ -119,7 +117,7 @@ class Tile(NamedTuple):
             return K_j
         seen = self.visible.any(dim=-2)
         if seen.dim() > 1:  # [B, H, Bc]: by any of the query heads of a KV head
-            seen = seen.unflatten(1, (self.Hkv, -1)).any(dim=2)
+            seen = seen.unflatten(1, (self.of.Hkv, -1)).any(dim=2)
         return K_j.masked_fill(~seen[..., None], 0.0)
 
 

@@ -127,9 +127,6 @@ def max_head_size_in_float32(gpu: Architecture) -> int:
     return 128 if 0 < gpu.shared_bytes <= 65536 else 256
 
 
-# ------------------------------------------------------------------------------------------------ launches
-
-
 _measured: dict[tuple, Tiles] = {}
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pagewise.flash_decoding.work_plan import Piece, equal_ranges
 from pagewise.options import ScoreOptions
+from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import attend_in_splits, attend_in_turn
-from pagewise.paged_attention.in_triton import FILLING, INT32_MAX, SHARING, refuses_tensors
-from pagewise.paged_attention.in_triton import attend as attend_in_triton
+from pagewise.paged_attention.in_triton import FILLING, INT32_MAX, SHARING, DecodeInputs
 from pagewise.paged_attention.inputs import ONE_SPLIT, Keys, OutAndLse, Queries, Splits, checked_splits
 from pagewise.tools.checks import check_qkv, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
@@ -70,7 +70,8 @@ def flash_decoding(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    options, splits, refusal = checked(q, k, v, seq_lens, causal, scale, num_splits, window, softcap, split_size)
+    options = ScoreOptions(scale, causal, window, softcap)
+    options, splits, refusal = checked(q, k, v, seq_lens, options, num_splits, split_size)
     if alibi_slopes is not None:
         options = options._replace(alibi_slopes=alibi_slopes).checked(q, k.shape[2])
     derivative = derivative_of(q, k, v, alibi_slopes)
@@ -84,37 +85,27 @@ def flash_decoding(
         if seq_lens is not None and looks(check, seq_lens):
             check_lengths(seq_lens, k.shape[2])
         splits = splits or (FILLING if seq_lens is None else SHARING)
-        out, lse = attend_in_triton(q, k, v, options, splits, seq_lens=seq_lens)
+        out, lse = in_triton.attend(DecodeInputs(q, k, v, options, splits, seq_lens=seq_lens))
     return (out, lse) if return_lse else out
 
 
 @remembers
 def checked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seq_lens: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    num_splits: int | None,
-    window: int | None = None,
-    softcap: float = 0.0,
-    split_size: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, seq_lens: Tensor | None, options: ScoreOptions, *splits: int | None
 ) -> tuple[ScoreOptions, Splits | None, str | None]:
-    """Check what has one answer for all tensors of these shapes, for lesson 8 too.
+    """Return the checked options, the splits, and why Triton cannot take these tensors, or None; for lesson 8 too.
 
-    Returns:
-        the options, the splits, and why the Triton kernels cannot take the tensors, or None.
+    splits: num_splits, and split_size.
     """
     check_qkv(q, k, v)
     S = k.shape[2]
-    options = ScoreOptions(scale, causal, window, softcap).checked(q, S)
+    options = options.checked(q, S)
     if seq_lens is not None:
         check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
         check_shape("seq_lens", seq_lens, (q.shape[0],), "B")
         check_same("device", q=q, seq_lens=seq_lens)
-    refusal = f"takes up to {INT32_MAX} keys, got {S}" if S > INT32_MAX else refuses_tensors(q=q, k=k, v=v)
-    return options, checked_splits(num_splits, split_size), refusal
+    refusal = f"takes up to {INT32_MAX} keys, got {S}" if S > INT32_MAX else in_triton.refuses_tensors(q=q, k=k, v=v)
+    return options, checked_splits(*splits), refusal
 
 
 def check_lengths(seq_lens: Int32[Tensor, " B"], S: int) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pagewise.paged_attention.in_triton import partial_results, parts_of
+from pagewise.options import ScoreOptions
+from pagewise.paged_attention.in_triton import DecodeInputs, partial_results, parts_of
+from pagewise.paged_attention.inputs import Splits
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import padded
 from pagewise.tools.tuning import LOADS
@@ -19,7 +21,7 @@ def shared_arguments(
 ) -> tuple[tuple[int, int], dict[str, Any]]:
     """Return the grid of both attention kernels, and the arguments that both take."""
     (B, H, T, D), S = q.shape, k.shape[2]
-    [part] = parts_of(q, k, ("num", num_splits or 0), None, None)
+    [part] = parts_of(DecodeInputs(q, k, v, ScoreOptions(), Splits("num", num_splits or 0)))
     tiles = part.tiles._replace(num_warps=max(4, part.tiles.num_warps))  # the loop has masks, which take registers
     tensors = {"q": q, "k": k, "v": v, "seq_lens_ptr": seq_lens}
     tensors["partials"] = partial_results(B * H * T * part.num_splits, D, q.device)

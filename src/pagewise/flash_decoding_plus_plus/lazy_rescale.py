@@ -59,7 +59,7 @@ def lazy_rescale_attention(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it; the message names it.
     """
-    options, splits, refusal = checked(q, k, v, None, causal, scale, num_splits)
+    options, splits, refusal = checked(q, k, v, None, ScoreOptions(scale, causal), num_splits)
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
     if choose_backend(backend, q.device, refusal, derivative=derivative_of(q, k, v)) == "torch":
         return _in_torch(q, k, v, options, splits or ONE_SPLIT, threshold)

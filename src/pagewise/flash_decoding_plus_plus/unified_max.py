@@ -133,7 +133,7 @@ def unified_max_attention(
             + (": calibrate found the scores' range too wide, use flash_decoding" if unified_max is None else "")
         )
     check_derivative("unified_max_attention", q, k, v, remedy="flash_decoding")
-    options, splits, refusal = checked(q, k, v, seq_lens, causal, scale, num_splits)
+    options, splits, refusal = checked(q, k, v, seq_lens, ScoreOptions(scale, causal), num_splits)
     if choose_backend(backend, q.device, refusal) == "torch":
         return _in_torch(q, k, v, seq_lens, unified_max, options, splits or ONE_SPLIT)
     if seq_lens is not None and looks(None, seq_lens):

@@ -12,14 +12,7 @@ from torch import Tensor
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
 from pagewise.paged_attention.in_torch import gathered_attention
-from pagewise.paged_attention.inputs import (
-    DECODING,
-    PagedInputs,
-    Splits,
-    check_sequences_and_scales,
-    checked_splits,
-    used_blocks,
-)
+from pagewise.paged_attention.inputs import PagedInputs, checked_options, checked_splits, used_blocks
 from pagewise.tools.checks import FLOAT8, FLOATS, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import choose_backend, looks
 from pagewise.tools.remembered import remembers
@@ -75,44 +68,33 @@ def paged_attention(
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
     derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    tensors, numbers = (q, k_cache, v_cache, block_tables, seq_lens), (scale, window, softcap, k_scale, v_scale)
-    options, splits, backend = checked(*tensors, None, *numbers, num_splits, None, backend, derivative)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    options = ScoreOptions(scale, causal=True, window=window, softcap=softcap)
+    options, backend = checked(inputs, None, options, k_scale, backend, derivative)
+    splits, v_scale = checked_splits(num_splits), float(v_scale)
     if alibi_slopes is not None:
         options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
-    v_scale = float(v_scale)
     if backend == "torch":
-        out, lse = gathered_attention(PagedInputs(*tensors, v_scale), options, splits)
+        out, lse = gathered_attention(inputs._replace(v_scale=v_scale), options, splits)
         return (out, lse) if return_lse else out
     if looks(check, block_tables, seq_lens):
-        used_blocks(PagedInputs(*tensors), options.window)
-    splits, of_batch = splits or in_triton.FILLING, {"block_tables": block_tables, "seq_lens": seq_lens}
-    out, lse = in_triton.attend(q.unsqueeze(2), k_cache, v_cache, options, splits, **of_batch, v_scale=v_scale)
+        used_blocks(inputs, options.window)
+    tensors = (q.unsqueeze(2), k_cache, v_cache, options, splits or in_triton.FILLING, block_tables, seq_lens)
+    out, lse = in_triton.attend(in_triton.DecodeInputs(*tensors, None, v_scale))
     return (out.squeeze(2), lse.squeeze(2)) if return_lse else out.squeeze(2)
 
 
 @remembers
 def checked(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
+    inputs: PagedInputs,
     cu_seqlens_q: Tensor | None,
-    scale: float | None,
-    window: int | None,
-    softcap: float,
+    options: ScoreOptions,
     k_scale: float,
-    v_scale: float,
-    num_splits: int | None,
-    split_size: int | None,
     backend: str,
     derivative: Derivative | None,
-) -> tuple[ScoreOptions, Splits | None, str]:
-    """Check what has one answer for all tensors of these shapes, for packed queries too (lesson 9).
-
-    Returns:
-        the options, k_scale included; the splits; and the backend that computes.
-    """
+) -> tuple[ScoreOptions, str]:
+    """Return the checked options, with k_scale, and the backend that computes; for packed queries too (lesson 9)."""
+    q, k_cache, v_cache, *_ = inputs
     check_tensor("q", q, "B H D", dtypes=(*FLOATS, torch.float64))
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_tensor(name, cache, "N P Hkv D", dtypes=(q.dtype, *FLOAT8))
@@ -130,8 +112,5 @@ def checked(
         if num_seqs < 0 or (num_seqs == 0 and len(q)):
             got = f"{num_seqs + 1} for {len(q)} queries"
             raise ValueError(f"cu_seqlens_q must have B + 1 entries, the first 0, got {got}")
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens)
-    options = DECODING._replace(scale=scale, window=window, softcap=softcap)
-    options = check_sequences_and_scales(inputs, options, k_scale, v_scale, num_seqs)
-    backend = choose_backend(backend, q.device, in_triton.refuses(inputs), derivative=derivative)
-    return options, checked_splits(num_splits, split_size), backend
+    options = checked_options(inputs, options, k_scale, num_seqs)
+    return options, choose_backend(backend, q.device, in_triton.refuses(inputs), derivative=derivative)

@@ -25,8 +25,6 @@ from pagewise.paged_attention.inputs import Keys, OfDecoding, OutAndLse, PagedIn
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import check_values, derivative_of, outside_graphs
 
-PartialOf = Callable[[Float[Tensor, "B H T n"], Keys], Partial]  # of scores and values
-
 
 @outside_graphs('paged_attention(backend="torch")', remedy='backend="triton"')
 def gathered_attention(inputs: PagedInputs, options: ScoreOptions, splits: Splits | None = None) -> OfDecoding:
@@ -60,7 +58,7 @@ def attend_in_splits(q: Queries, k: Keys, v: Keys, options: ScoreOptions, splits
 
 
 def partials_of_splits(
-    q: Queries, k: Keys, v: Keys, options: ScoreOptions, splits: Splits, partial_of: PartialOf = Partial.of_heads
+    q: Queries, k: Keys, v: Keys, options: ScoreOptions, splits: Splits, partial_of: Callable = Partial.of_heads
 ) -> list[Partial]:
     """Return the summary of each split, which partial_of makes of scores [B,H,T,n] and values [B,Hkv,n,D]."""
     T, S = q.shape[2], k.shape[2]
@@ -90,7 +88,7 @@ def _used_tables(inputs: PagedInputs, options: ScoreOptions) -> tuple[Int[Tensor
     tensors = {"block_tables": inputs.block_tables, "seq_lens": inputs.seq_lens}
     check_values('paged_attention(backend="torch")', remedy='backend="triton"', **tensors)
     used = used_blocks(inputs, options.window)
-    return inputs.block_tables.masked_fill(~used.entries, 0).long(), range(used.start, used.stop)
+    return inputs.block_tables.masked_fill(~used.entries, 0).long(), used.columns
 
 
 def _scores_and_values(

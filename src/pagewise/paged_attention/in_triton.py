@@ -56,29 +56,25 @@ FILLING = Splits("num", 0)  # as many splits of each item as fill the GPU, as fa
 SHARING = Splits("share", 0)  # as many programs as run at once share the work, for lengths that only the GPU knows
 
 
-def attend(
-    q: Queries,
-    k: Shaped[Tensor, "..."],  # [N, P, Hkv, D]; dense keys: [B, Hkv, S, D]
-    v: Shaped[Tensor, "..."],
-    options: ScoreOptions,
-    splits: tuple[str, int],
-    *,
-    block_tables: Int32[Tensor, "num_seqs M"] | None = None,
-    seq_lens: Int32[Tensor, " num_seqs"] | None = None,
-    cu_seqlens_q: Int32[Tensor, " ends"] | None = None,
-    v_scale: float = 1.0,
-    plan: Int32[Tensor, "5 columns"] | None = None,
-) -> OutAndLse:
-    """Return (out, lse) of attention over dense keys, or over keys in the blocks that block_tables names.
+class DecodeInputs(NamedTuple):
+    """Queries, dense keys or keys in the blocks that block_tables names, and how to attend to them."""
 
-    Args:
-        splits: `Splits`, or FILLING or SHARING.
-        cu_seqlens_q: q is [1, H, total_q, D], and queries cu[b] … cu[b + 1] − 1 are those of sequence b.
-        plan: from `shared_plan`, for tensors of these shapes. Default: the op makes it.
-    """
-    _, causal, window, softcap, slopes, _ = options
-    tensors = (q, k, v, block_tables, seq_lens, cu_seqlens_q, slopes, plan)
-    return _decode_attention(*tensors, options.scale_for(q.shape[-1]), causal, window, softcap, v_scale, *splits)
+    q: Queries  # packed: [1, H, total_q, D]
+    k: Shaped[Tensor, "..."]  # [N, P, Hkv, D]; dense keys: [B, Hkv, S, D]
+    v: Shaped[Tensor, "..."]
+    options: ScoreOptions
+    splits: Splits  # or FILLING or SHARING
+    block_tables: Int32[Tensor, "num_seqs M"] | None = None
+    seq_lens: Int32[Tensor, " num_seqs"] | None = None
+    cu_seqlens_q: Int32[Tensor, " ends"] | None = None  # queries cu[b] … cu[b + 1] − 1 are those of sequence b
+    v_scale: float = 1.0
+    plan: Int32[Tensor, "5 columns"] | None = None  # from `shared_plan`; None: the op makes it
+
+
+def attend(inputs: DecodeInputs) -> OutAndLse:
+    """Return (out, lse) of attention."""
+    q, k, v, options, splits, *others = inputs
+    return _decode_attention(q, k, v, options.scale_for(q.shape[-1]), *options[1:5], *splits, *others)
 
 
 class Part(NamedTuple):
@@ -95,46 +91,27 @@ class Part(NamedTuple):
     of_splits: dict[str, Any]  # arguments of the two kernels that attend and merge: those, and how the keys are cut
 
 
-def parts_of(
-    q: Tensor,
-    k: Tensor,
-    splits: tuple[str, int],
-    block_tables: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    causal: bool = False,
-    window: int | None = None,
-) -> list[Part]:
+def parts_of(inputs: DecodeInputs) -> list[Part]:
     """Return the launches for tensors of these shapes: one, or two for packed sequences.
 
     A sequence that decodes would fill few rows of a tile that suits a chunk of a prompt, and a chunk would read its
     keys often with a tile that suits decoding. Packed sequences are therefore two parts: those with one query, and
     those with more.
     """
-    columns = None if block_tables is None else block_tables.shape[1]
-    num_packed = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-    numbers = (columns, num_packed, splits, causal, window)
-    return _parts(q.shape, k.shape, q.dtype, k.dtype, *numbers, architecture(q.device))
+    q, k, _, options, splits, tables, _, ends, *_ = inputs
+    num_columns, num_ends = None if tables is None else tables.shape[1], None if ends is None else len(ends)
+    sizes = (q.shape, k.shape, num_columns, num_ends, q.dtype, k.dtype)
+    return _parts(sizes, splits, options.causal, options.window, architecture(q.device))
 
 
 @functools.lru_cache(maxsize=512)  # of numbers only
-def _parts(
-    q_shape: torch.Size,
-    k_shape: torch.Size,
-    dtype: torch.dtype,
-    cache_dtype: torch.dtype,
-    columns: int | None,  # of the block tables
-    num_packed: int | None,  # sequences
-    splits: tuple[str, int],
-    causal: bool,
-    window: int | None,
-    gpu: Architecture,
-) -> list[Part]:
-    B, H, T, D = q_shape
-    if columns is None:
+def _parts(sizes: tuple, splits: Splits, causal: bool, window: int | None, gpu: Architecture) -> list[Part]:
+    (B, H, T, D), k_shape, num_columns, num_ends, dtype, cache_dtype = sizes
+    if num_columns is None:
         block_size, (_, Hkv, capacity, _) = None, k_shape
     else:
         _, block_size, Hkv, _ = k_shape
-        capacity = block_size * columns
+        capacity = block_size * num_columns
     capacity, group = min(capacity, INT32_MAX), H // Hkv
 
     def part(rows: int, num_seqs: int, num_queries: int, *, packed: bool = False) -> Part:
@@ -164,78 +141,65 @@ def _parts(
         numbers = (items, min(rows, tiles.rows), num_splits, num_programs, slots)
         return Part(tiles, sizes, *numbers, of_items, of_items | cut)
 
-    if num_packed is None:
+    if num_ends is None:
         return [part(T * group, B, T)]
-    parts = [part(group, num_packed, 1)]
-    return parts if T == 1 else [*parts, part(T * group, num_packed, 1, packed=True)]
+    parts = [part(group, num_ends - 1, 1)]
+    return parts if T == 1 else [*parts, part(T * group, num_ends - 1, 1, packed=True)]
 
 
-def shared_plan(
-    q: Queries,
-    k: Shaped[Tensor, "..."],
-    options: ScoreOptions,
-    splits: tuple[str, int],
-    *,
-    block_tables: Int32[Tensor, "num_seqs M"] | None = None,
-    seq_lens: Int32[Tensor, " num_seqs"] | None = None,
-    cu_seqlens_q: Int32[Tensor, " ends"] | None = None,
-) -> Int32[Tensor, "5 columns"] | None:
+def shared_plan(inputs: DecodeInputs) -> Int32[Tensor, "5 columns"] | None:
     """Return the plan that `attend` takes, made by one launch, or None if programs do not share the work.
 
     `kernels.work_plan.sections` tells what the rows of the plan are.
     """
     from pagewise.kernels.work_plan import work_plan_kernel
 
-    part = parts_of(q, k, splits, block_tables, cu_seqlens_q, options.causal, options.window)[0]
-    if not part.num_programs or not q.numel():
+    part = parts_of(inputs)[0]
+    if not part.num_programs or not inputs.q.numel():
         return None
     columns = cdiv(max(part.items, part.num_programs) + 1, 16) * 16  # a multiple of 16 is compiled for once
-    plan = torch.empty(5, columns, dtype=torch.int32, device=q.device)
-    numbers = {"num_items": part.items, "num_programs": part.num_programs, "LANES": 256}
-    numbers["min_tiles"] = max(1, tuning.MIN_KEYS // part.tiles.keys)
-    tensors = {"plan": plan, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
-    launch(work_plan_kernel, (1,), **tensors, **numbers, **part.of_items)
+    plan = torch.empty(5, columns, dtype=torch.int32, device=inputs.q.device)
+    launch(
+        work_plan_kernel,
+        (1,),
+        plan=plan,
+        seq_lens=inputs.seq_lens,
+        cu_seqlens_q=inputs.cu_seqlens_q,
+        num_items=part.items,
+        num_programs=part.num_programs,
+        min_tiles=max(1, tuning.MIN_KEYS // part.tiles.keys),
+        LANES=256,
+        **part.of_items,
+    )
     return plan
 
 
 @custom_op(
-    "decode_attention", fake=lambda q, k, v, block_tables, seq_lens, cu_seqlens_q, *_: _empty_results(q, cu_seqlens_q)
+    "decode_attention",
+    schema="(Tensor q, Tensor k, Tensor v, float scale, bool causal, SymInt? window, float softcap, "
+    "Tensor? alibi_slopes, str way, SymInt count, Tensor? block_tables, Tensor? seq_lens, Tensor? cu_seqlens_q, "
+    "float v_scale, Tensor? plan) -> (Tensor, Tensor)",
+    fake=lambda q, *others: _empty_results(q, others[-3]),
 )
-def _decode_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    block_tables: Tensor | None,
-    seq_lens: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    alibi_slopes: Tensor | None,
-    plan: Tensor | None,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float,
-    v_scale: float,
-    way: str,
-    count: int,
-) -> tuple[Tensor, Tensor]:
+def _decode_attention(q, k, v, *others):
     from pagewise.kernels.decode import decode_attention_kernel, merge_items_kernel
 
-    out, lse = _empty_results(q, cu_seqlens_q)
+    inputs = DecodeInputs(q, k, v, ScoreOptions(*others[:5]), Splits(*others[5:7]), *others[7:])
+    out, lse = _empty_results(q, inputs.cu_seqlens_q)
     if not q.numel():
         return out, lse
-    lengths = {"seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
-    if plan is None and way == "share":  # made here, because in a graph its size would be a constant
-        options = ScoreOptions(causal=causal, window=window)
-        plan = shared_plan(q, k, options, (way, count), block_tables=block_tables, **lengths)
-    table, table_stride = flat_table(block_tables)
+    if inputs.plan is None and inputs.splits.way == "share":  # here, because in a graph its size would be a constant
+        inputs = inputs._replace(plan=shared_plan(inputs))
+    table, table_stride = flat_table(inputs.block_tables)
     stored_k, stored_v, float8_bits = as_kernels_read(k, v)
-    for part in parts_of(q, k, (way, count), block_tables, cu_seqlens_q, causal, window):
+    for part in parts_of(inputs):
         partials = partial_results(part.num_slots * part.tiles.rows, q.shape[-1], q.device)
         of_splits = {
-            "results": Results(out, lse, v_scale, *partials),
-            "plan": plan if part.num_programs else None,
+            "results": Results(out, lse, inputs.v_scale, *partials),
+            "plan": inputs.plan if part.num_programs else None,
+            "seq_lens": inputs.seq_lens,
+            "cu_seqlens_q": inputs.cu_seqlens_q,
             "outputs": (out, lse),
-            **lengths,
             **part.of_splits,
         }
         launch(
@@ -246,7 +210,7 @@ def _decode_attention(
             v=stored_v,
             block_tables=table,
             table_stride=table_stride,
-            scoring=Scoring.of(scale, softcap, alibi_slopes),
+            scoring=Scoring.of(inputs.options.scale, inputs.options.softcap, inputs.options.alibi_slopes),
             FLOAT8_BITS=float8_bits,
             stored=(stored_k, stored_v),
             **part.tiles.launch_options,

@@ -38,7 +38,7 @@ class Splits(NamedTuple):
 ONE_SPLIT = Splits("num", 1)
 
 
-def checked_splits(num_splits: int | None, split_size: int | None) -> Splits | None:
+def checked_splits(num_splits: int | None, split_size: int | None = None) -> Splits | None:
     """Return the splits that a caller asks for, or None. An argument that is no positive int, or both, is refused."""
     if num_splits is not None and split_size is not None:
         raise ValueError(f"num_splits = {num_splits} and split_size = {split_size} exclude each other: give one")
@@ -53,8 +53,7 @@ class Used(NamedTuple):
     """The part of the block tables that sequences use."""
 
     entries: Bool[Tensor, "B M"]  # whether some query sees the block
-    start: int  # columns start … stop − 1 hold all of these entries
-    stop: int
+    columns: range  # that hold all of these entries
     longest: int  # the largest of the lengths
 
 
@@ -78,14 +77,8 @@ class PagedInputs(NamedTuple):
         return cache_sizes(self.k_cache, self.v_cache)
 
 
-def check_sequences_and_scales(
-    inputs: PagedInputs, options: ScoreOptions, k_scale: float, v_scale: float, num_seqs: int
-) -> ScoreOptions:
-    """Check the tables, the lengths, the devices, the options and the scales, for a cache in either layout.
-
-    Returns:
-        the options, with k_scale in the scale of the scores.
-    """
+def checked_options(inputs: PagedInputs, options: ScoreOptions, k_scale: float, num_seqs: int) -> ScoreOptions:
+    """Return the options, k_scale included, if tables, lengths, devices, options and scales fit, in either layout."""
     q, block_tables, seq_lens = inputs.q, inputs.block_tables, inputs.seq_lens
     check_tensor("block_tables", block_tables, "B M", dtypes=(torch.int32,))
     check_tensor("seq_lens", seq_lens, "B", dtypes=(torch.int32,))
@@ -96,7 +89,7 @@ def check_sequences_and_scales(
     check_shape("block_tables", block_tables, (num_seqs, block_tables.shape[1]), "B M")
     check_shape("seq_lens", seq_lens, (num_seqs,), "B")
     options = options.checked(q[:, :, None], block_tables.shape[1] * inputs.cache_sizes[1])
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+    for name, scale in (("k_scale", k_scale), ("v_scale", inputs.v_scale)):
         check_number(name, scale, low=-FLOAT32_MAX, below=FLOAT32_MAX)
     scale = options.scale_for(q.shape[-1]) * float(k_scale)
     if not abs(scale) <= FLOAT32_MAX:
@@ -113,7 +106,7 @@ def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int
     block_tables, seq_lens, (num_blocks, P, _, _) = inputs.block_tables, inputs.seq_lens, inputs.cache_sizes
     (B, M), lens = block_tables.shape, seq_lens.long()
     if not B:
-        return Used(torch.zeros_like(block_tables, dtype=torch.bool), 0, 0, 0)
+        return Used(torch.zeros_like(block_tables, dtype=torch.bool), range(0), 0)
     num_queries = torch.as_tensor(num_queries, device=lens.device)
     first_key = torch.zeros_like(lens) if window is None else (lens - window - (num_queries - 1)).clamp(min=0)
     columns, end_key = torch.arange(M, device=lens.device), lens * (num_queries > 0)
@@ -136,4 +129,4 @@ def used_blocks(inputs: PagedInputs, window: int | None = None, num_queries: Int
             f"{int(block_tables[b, i])} at [{b}, {i}]; sequence {b} has {int(seq_lens[b])} tokens"
         )
     stop = cdiv(longest, P)
-    return Used(used, min(start // P, stop), stop, longest)
+    return Used(used, range(min(start // P, stop), stop), longest)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int32, Shaped
 from torch import Tensor
 
 from pagewise.paged_attention import in_cuda
-from pagewise.paged_attention.inputs import DECODING, OfDecoding, PagedInputs, check_sequences_and_scales, used_blocks
+from pagewise.paged_attention.inputs import DECODING, OfDecoding, PagedInputs, checked_options, used_blocks
 from pagewise.tools.checks import FLOAT8, FLOATS, check_counts, check_heads, check_same, check_shape, check_tensor
 from pagewise.tools.device import looks
 from pagewise.tools.transforms import check_derivative, has_values
@@ -139,7 +139,7 @@ def _attend(
     remedy = 'paged_attention(backend="torch")'
     check_derivative(f"paged_attention_{version}", q, k_cache, v_cache, alibi_slopes, remedy=remedy)
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
-    options = check_sequences_and_scales(inputs, options, k_scale, v_scale, len(q))
+    options = checked_options(inputs, options, k_scale, len(q))
     (_, Hkv, _, P), most = v_cache.shape, in_cuda.MAX_PARTITIONS
     if partition_size is not None:
         check_counts(partition_size=partition_size)

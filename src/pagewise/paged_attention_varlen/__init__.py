@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention.decode import checked
-from pagewise.paged_attention.inputs import DECODING, PagedInputs, Splits, used_blocks
+from pagewise.paged_attention.inputs import PagedInputs, checked_splits, used_blocks
 from pagewise.paged_attention_varlen.in_cuda import PlanInCuda
 from pagewise.paged_attention_varlen.in_torch import PlanInTorch
 from pagewise.paged_attention_varlen.in_triton import PlanInTriton
@@ -69,10 +69,11 @@ def paged_attention_varlen(
     Raises:
         ValueError, TypeError: an argument does not fit, or the backend cannot take it. The message names it.
     """
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens, cu_seqlens_q)
-    numbers = (scale, window, softcap, k_scale, v_scale, num_splits, split_size)
+    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
+    options = ScoreOptions(scale, causal=True, window=window, softcap=softcap)
     derivative = derivative_of(q, k_cache, v_cache, alibi_slopes)
-    options, splits, backend = checked(*tensors, *numbers, backend, derivative)
+    options, backend = checked(inputs, cu_seqlens_q, options, k_scale, backend, derivative)
+    splits = checked_splits(num_splits, split_size)
     if alibi_slopes is not None:
         options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
     step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, float(v_scale), splits)
@@ -80,8 +81,7 @@ def paged_attention_varlen(
         return _in_torch(q, k_cache, v_cache, step, return_lse)
     if looks(check, block_tables, seq_lens, cu_seqlens_q):
         _check_numbers(q, k_cache, v_cache, step)
-    out, lse = PlanInTriton(step).attend_with_lse(q, k_cache, v_cache, plans=False)
-    return (out, lse) if return_lse else out
+    return PlanInTriton(step).attend(q, k_cache, v_cache, return_lse=return_lse, plans=False)
 
 
 @outside_graphs('paged_attention_varlen(backend="torch")', remedy='backend="triton"')
@@ -91,8 +91,7 @@ def _in_torch(
     tensors = {"block_tables": step.block_tables, "seq_lens": step.seq_lens, "cu_seqlens_q": step.cu_seqlens_q}
     check_values('paged_attention_varlen(backend="torch")', remedy='backend="triton"', **tensors)
     _check_numbers(q, k_cache, v_cache, step)
-    plan = PlanInTorch(step)
-    return plan.attend_with_lse(q, k_cache, v_cache) if return_lse else plan.attend(q, k_cache, v_cache)
+    return PlanInTorch(step).attend(q, k_cache, v_cache, return_lse=return_lse)
 
 
 def _check_numbers(q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step) -> None:
@@ -108,28 +107,11 @@ def _check_numbers(q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step) -> N
             )
 
 
-def plan(
-    block_tables: Int32[Tensor, "B M"],
-    seq_lens: Int32[Tensor, " B"],
-    cu_seqlens_q: Int32[Tensor, " ends"],
-    *,
-    block_size: int,
-    backend: Literal["torch", "triton", "cuda"],
-    decodes: bool = False,
-    options: ScoreOptions = DECODING,
-    v_scale: float = 1.0,
-    splits: Splits | None = None,
-    plain: bool = False,
-) -> PlanInTorch | PlanInTriton | PlanInCuda:
+def plan(step: Step, backend: Literal["torch", "triton", "cuda"]) -> PlanInTorch | PlanInTriton | PlanInCuda:
     """Return the plan of a step: `.attend(q, k_cache, v_cache)` is the attention of one layer, and checks nothing.
 
-    Sequences of length 0 are allowed. Their queries see nothing. A plan may look at the numbers in these tensors, for
-    which the host waits for a GPU. The triton and cuda plans of a step that decodes do not, and `attend` never does.
-
-    Args:
-        backend: "cuda" is for caches in vLLM's layout, without window, softcap and splits.
-        decodes: every sequence has one query.
-        plain: no derivative is wanted, and the tensors are neither traced nor batched. A torch plan then asks nothing.
+    A plan may look at the numbers in the step's tensors, for which the host waits for a GPU. The triton and cuda plans
+    of a step that decodes do not, and `attend` never does. "cuda" is for caches in vLLM's layout, without window,
+    softcap and splits.
     """
-    step = Step(block_tables, seq_lens, cu_seqlens_q, block_size, decodes, options, v_scale, splits, plain)
     return PLANS[backend](step)

@@ -11,7 +11,7 @@ values are 0, because a weight of 0 does not hide an infinite value.
 
 import functools
 from collections import defaultdict
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import torch
@@ -45,81 +45,60 @@ class PlanInTorch:
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        by_queries: dict[int, list[Member]] = defaultdict(list)
+        groups: dict[tuple[int, int], list[Member]] = defaultdict(list)
         ends, lens, window = step.cu_seqlens_q.tolist(), step.seq_lens.tolist(), step.options.window
         for b, ((start, stop), length) in enumerate(zip(pairwise(ends), lens, strict=True)):
             if (T := stop - start) and length:
                 first = 0 if window is None else max(0, length - T + 1 - window)
-                by_queries[T].append((b, start, first, length - first))
-        self._single = by_queries.pop(1, []) if DecodeInCpp.takes(step) else []
-        self._in_cpp = DecodeInCpp(step, self._single) if self._single else None
-        self.groups: list[Group] = []
-        for T, members in by_queries.items():
-            self.groups += self._groups(T, members)
+                num_keys = length - first
+                # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits
+                # a sequence is alone in its group, because its bits must not depend on other sequences.
+                groups[T, num_keys.bit_length() if step.splits is None else b].append((b, start, first, num_keys))
+        decoding = [key for key in groups if key[0] == 1] if DecodeInCpp.takes(step) else []
+        self._decoding = [groups.pop(key) for key in decoding]
+        self._in_cpp = DecodeInCpp(step, [*chain(*self._decoding)]) if decoding else None
+        self.groups = [self._group(T, members) for (T, _), members in groups.items()]
 
-    def _groups(self, T: int, members: list[Member]) -> list[Group]:
-        alike = defaultdict(list)
-        for member in members:
-            b, *_, keys = member
-            # In a group the longest has less than twice the keys of the shortest, so little is padded. With splits a
-            # sequence is alone in its group, because its bits must not depend on other sequences.
-            alike[keys.bit_length() if self.step.splits is None else b].append(member)
+    def _group(self, T: int, members: list[Member]) -> Group:
         tables, P, device = self.step.block_tables, self.step.block_size, self.step.block_tables.device
-        groups = []
-        for together in alike.values():
-            b, start, first, num_keys = torch.tensor(together, device=device).T[:, :, None]  # each [B, 1]
-            queries, S = torch.arange(T, device=device), int(num_keys.max())
-            columns = torch.arange(S, device=device)
-            keys = first + columns.minimum(num_keys - 1)
-            positions = (num_keys - T + queries)[:, None]
-            is_causal, mask = S == T and self.step.options.window is None, None
-            if not is_causal:
-                hidden = ~visibility(positions[..., None] - columns, self.step.options)
-                zeros = torch.zeros(hidden.shape, device=device)
-                mask = zeros.masked_fill(hidden, -torch.inf) if hidden.any() else None
-            padding = (columns >= num_keys).flatten().nonzero()[:, 0]
-            slots = tables[b, keys // P].long() * P + keys % P
-            groups.append(Group(start + queries, slots, positions, is_causal, mask, padding))
-        return groups
+        b, start, first, num_keys = torch.tensor(members, device=device).T[:, :, None]  # each [B, 1]
+        queries, S = torch.arange(T, device=device), int(num_keys.max())
+        columns = torch.arange(S, device=device)
+        keys = first + columns.minimum(num_keys - 1)
+        positions = (num_keys - T + queries)[:, None]
+        is_causal, mask = S == T and self.step.options.window is None, None
+        if not is_causal:
+            hidden = ~visibility(positions[..., None] - columns, self.step.options)
+            zeros = torch.zeros(hidden.shape, device=device)
+            mask = zeros.masked_fill(hidden, -torch.inf) if hidden.any() else None
+        padding = (columns >= num_keys).flatten().nonzero()[:, 0]
+        slots = tables[b, keys // P].long() * P + keys % P
+        return Group(start + queries, slots, positions, is_causal, mask, padding)
 
     @functools.cached_property
-    def _groups_of_single(self) -> list[Group]:
-        return self._groups(1, self._single)
+    def _decoding_groups(self) -> list[Group]:
+        return [self._group(1, members) for members in self._decoding]
 
-    def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
-        """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
-        out, groups = torch.zeros_like(q), self.groups
-        if self._in_cpp is not None and not self._in_cpp.attend(q, k_cache, v_cache, out):
-            groups = [*groups, *self._groups_of_single]
-        return self._attend_in(groups, q, k_cache, v_cache, out, None)[0] if groups else out
-
-    def attend_with_lse(self, q: Packed, k_cache: Cache, v_cache: Cache) -> tuple[Packed, Float[Tensor, "total_q H"]]:
-        """Return (out, lse) of `paged_attention_varlen` for one layer. Nothing is checked."""
-        lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
-        groups = [*self.groups, *self._groups_of_single]
-        return self._attend_in(groups, q, k_cache, v_cache, torch.zeros_like(q), lse)
-
-    def _attend_in(
-        self,
-        groups: list[Group],
-        q: Packed,
-        k_cache: Cache,
-        v_cache: Cache,
-        out: Packed,
-        lse: Float[Tensor, "total_q H"] | None,
-    ) -> tuple[Packed, Float[Tensor, "total_q H"] | None]:
-        """Return (out, lse) with the rows of these groups. None: no lse is wanted."""
+    def attend(
+        self, q: Packed, k_cache: Cache, v_cache: Cache, *, return_lse: bool = False
+    ) -> Packed | tuple[Packed, Float[Tensor, "total_q H"]]:
+        """Return out, or (out, lse), of `paged_attention_varlen` for one layer. Nothing is checked."""
+        out, lse, groups = torch.zeros_like(q), None, self.groups
+        if return_lse:
+            lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        if self._in_cpp is not None and (return_lse or not self._in_cpp.attend(q, k_cache, v_cache, out)):
+            groups = [*groups, *self._decoding_groups]
         for group in groups:
             queries = q[group.rows].transpose(1, 2)
             k, v = _gathered(k_cache, group.slots), _gathered(v_cache, group.slots, group.padding)
-            outs, lses = self._dense(group, queries, k, v, lse is not None)
+            outs, lses = self._dense(group, queries, k, v, return_lse)
             outs = outs if self.step.v_scale == 1.0 else outs * self.step.v_scale
             outs = outs.transpose(1, 2).to(q.dtype)
             # a derivative, and a transform, needs a new tensor
             out = out.index_put_((group.rows,), outs) if self.step.plain else out.index_put((group.rows,), outs)
-            if lse is not None:
+            if return_lse:
                 lse = lse.index_put((group.rows,), lses.transpose(1, 2))
-        return out, lse
+        return (out, lse) if return_lse else out
 
     def _dense(
         self, group: Group, q: Queries, k: Keys, v: Keys, wants_lse: bool

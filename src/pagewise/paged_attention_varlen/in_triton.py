@@ -8,7 +8,7 @@ a decode step.
 from jaxtyping import Float, Int32
 from torch import Tensor
 
-from pagewise.paged_attention.in_triton import SHARING, attend, shared_plan
+from pagewise.paged_attention.in_triton import SHARING, DecodeInputs, attend, shared_plan
 from pagewise.paged_attention_varlen.step import Cache, Packed, Step
 
 
@@ -16,25 +16,23 @@ class PlanInTriton:
     """The tensors and the work plan that all layers of a step share. Their numbers stay on the device."""
 
     def __init__(self, step: Step) -> None:
-        self.step, self.splits = step, step.splits or SHARING
-        cu_seqlens_q = None if step.decodes else step.cu_seqlens_q
-        self.of_step = {"block_tables": step.block_tables, "seq_lens": step.seq_lens, "cu_seqlens_q": cu_seqlens_q}
+        self.step = step
         self._plans: dict[tuple, Int32[Tensor, "5 columns"] | None] = {}  # by the shapes of q and k: layers may differ
 
-    def attend(self, q: Packed, k_cache: Cache, v_cache: Cache) -> Packed:
-        """Return out of `paged_attention_varlen` for one layer. Nothing is checked."""
-        return self.attend_with_lse(q, k_cache, v_cache)[0]
+    def attend(
+        self, q: Packed, k_cache: Cache, v_cache: Cache, *, return_lse: bool = False, plans: bool = True
+    ) -> Packed | tuple[Packed, Float[Tensor, "total_q H"]]:
+        """Return out, or (out, lse), of `paged_attention_varlen` for one layer. Nothing is checked.
 
-    def attend_with_lse(
-        self, q: Packed, k_cache: Cache, v_cache: Cache, *, plans: bool = True
-    ) -> tuple[Packed, Float[Tensor, "total_q H"]]:
-        """Return (out, lse). The first layer makes the plan, or each op by itself if `plans` is False."""
-        key, decodes, plan = (q.shape, k_cache.shape[2], q.dtype, k_cache.dtype), self.step.decodes, None
-        q = q.unsqueeze(2) if decodes else q.transpose(0, 1)[None]
+        The first layer makes the plan, or each op by itself if `plans` is False.
+        """
+        tables, lens, ends, _, decodes, options, v_scale, splits, _ = self.step
+        key = (q.shape, k_cache.shape[2], q.dtype, k_cache.dtype)
+        queries, ends = (q.unsqueeze(2), None) if decodes else (q.transpose(0, 1)[None], ends)
+        inputs = DecodeInputs(queries, k_cache, v_cache, options, splits or SHARING, tables, lens, ends, v_scale)
         if plans:
             if key not in self._plans:
-                self._plans[key] = shared_plan(q, k_cache, self.step.options, self.splits, **self.of_step)
-            plan = self._plans[key]
-        others = {"v_scale": self.step.v_scale, "plan": plan}
-        out, lse = attend(q, k_cache, v_cache, self.step.options, self.splits, **self.of_step, **others)
-        return (out.squeeze(2), lse.squeeze(2)) if decodes else (out[0].transpose(0, 1), lse[0].transpose(0, 1))
+                self._plans[key] = shared_plan(inputs)
+            inputs = inputs._replace(plan=self._plans[key])
+        out, lse = (x.squeeze(2) if decodes else x[0].transpose(0, 1) for x in attend(inputs))
+        return (out, lse) if return_lse else out
