@@ -28,17 +28,12 @@ def times(index, stride):
 
 
 @triton.jit
-def load_rows(rows, is_read, D: tl.constexpr, BLOCK_D: tl.constexpr, CUT: tl.constexpr):
-    """Return queries, keys or values [n, BLOCK_D] from a pointer to each row. CUT: 0 for those that are not read.
-
-    A slot that no query sees may hold NaN, which a weight of 0 does not hide.
-    """
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    if CUT:
-        return tl.load(rows[:, None] + dim, mask=is_read[:, None] & (dim < D), other=0.0)
-    if D < BLOCK_D:
-        return tl.load(rows[:, None] + dim, mask=dim < D, other=0.0)
-    return tl.load(rows[:, None] + dim)
+def rows_at(pointers, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return queries, keys or values [n, BLOCK_D] from a pointer to each; 0 where mask is False. mask: or None."""
+    elements, dim = pointers[:, None] + tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_D)[None, :]
+    if mask is not None:
+        return tl.load(elements, mask=mask[:, None] & (dim < D), other=0.0)
+    return tl.load(elements, mask=dim < D, other=0.0) if D < BLOCK_D else tl.load(elements)
 
 
 @triton.jit
@@ -46,7 +41,7 @@ def fold_tiles(
     tiles,  # first, end; those from `whole` on are `skipped` tiles further: (first, end, whole, skipped)
     state,  # m in units of log 2, l, acc
     queries,  # q [ROWS, BLOCK_D] and their positions among the keys [ROWS]
-    memory,  # k and v of one KV head: (pointer, strides of blocks and tokens); the sequence's row of the block table
+    memory,  # of k and of v of one KV head, pointer and strides of blocks and tokens; the sequence's row of the table
     keys,  # the first key that some row reads, and the end
     scoring,  # scale, softcap, slope · log₂ e of each row, window
     SIZES: tl.constexpr,
@@ -58,9 +53,7 @@ def fold_tiles(
 
     A tile within one block, or of dense keys, has one address and a step from key to key.
     """
-    k_memory, v_memory, table = memory
-    k_ptr, k_block, k_token = k_memory
-    v_ptr, v_block, v_token = v_memory
+    k_ptr, k_block, k_token, v_ptr, v_block, v_token, table = memory
     P: tl.constexpr = SIZES.P
     first, end, whole, skipped = tiles
     m, l, acc = state
@@ -84,8 +77,9 @@ def fold_tiles(
             block = tl.load(entries, mask=is_read, other=0) if CUT else tl.load(entries)
             k_rows = k_ptr + times(block, k_block) + times(place % P, k_token)
             v_rows = v_ptr + times(block, v_block) + times(place % P, v_token)
-        k = widen(load_rows(k_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
-        v = widen(load_rows(v_rows, is_read, SIZES.D, SIZES.BLOCK_D, CUT), FLOAT8_BITS).to(q.dtype)
+        mask = is_read if CUT else None  # a slot that no query sees may hold NaN, which a weight of 0 does not hide
+        k = widen(rows_at(k_rows, mask, SIZES.D, SIZES.BLOCK_D), FLOAT8_BITS).to(q.dtype)
+        v = widen(rows_at(v_rows, mask, SIZES.D, SIZES.BLOCK_D), FLOAT8_BITS).to(q.dtype)
 
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         factor = scale  # scale > 0: the largest product is the largest score, so the exponent can take the scale
@@ -216,7 +210,6 @@ def decode_attention_kernel(
         k_head, k_token, v_head, v_token = k_token, k_head, v_token, v_head
     q_ptr, q_seq, q_head, q_query, _ = q
     program = tl.program_id(0)
-    low, high = 0, 0
     if plan is None:
         first_item, end_item = program // num_splits, program // num_splits + 1
     else:
@@ -250,7 +243,7 @@ def decode_attention_kernel(
             head, block = kv_head.to(tl.int64), seq.to(tl.int64)
             row_seq, row_head = block if cu_seqlens_q is None else block * 0, head * GROUP + row % GROUP
             q_rows = q_ptr + row_seq * q_seq + row_head * q_head + query * q_query
-            q_tile = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True)
+            q_tile = rows_at(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
             if scale <= 0:  # the loop takes a positive scale
                 q_tile *= tl.where(scale < 0, -1.0, 0.0).to(q_tile.dtype)
             slope, table = slopes, block_tables
@@ -258,9 +251,8 @@ def decode_attention_kernel(
                 slope = tl.load(slopes + row_head, mask=is_row, other=0.0) * LOG2_E
             if SIZES.P is not None:
                 table, block = block_tables + block * table_stride, block * 0
-            k_memory = (k_ptr + block * k_block + head * k_head, k_block, k_token)
-            v_memory = (v_ptr + block * v_block + head * v_head, v_block, v_token)
-            memory, queries = (k_memory, v_memory, table), (q_tile, position)
+            k_at, v_at = k_ptr + block * k_block + head * k_head, v_ptr + block * v_block + head * v_head
+            memory, queries = (k_at, k_block, k_token, v_at, v_block, v_token, table), (q_tile, position)
             of_scores = (tl.where(scale == 0, 1.0, tl.abs(scale)), softcap, slope, window)
             keys, first = (first_key, end_key), first_key // SIZES.TILE + start
             last, seen_by_all, end_by_all = first_key // SIZES.TILE + end, first_key, end_key
@@ -270,15 +262,14 @@ def decode_attention_kernel(
             whole = tl.minimum(tl.maximum(seen_by_all // TILE + (seen_by_all % TILE > 0), first), last)
             whole_end = tl.minimum(tl.maximum(end_by_all // TILE, whole), last)
             skipped = whole_end - whole
-            m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
+            state = empty(SIZES.ROWS, SIZES.BLOCK_D)
             if skipped > 0:  # a loop that is not entered would still compute the addresses of its first loads
-                tiles, state = (whole, whole_end, whole, 0), (m, l, acc)
-                m, l, acc = fold_tiles(
-                    tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, False
-                )
+                tiles = (whole, whole_end, whole, 0)
+                state = fold_tiles(tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, False)
             if first + skipped < last:
-                tiles, state = (first, last - skipped, whole, skipped), (m, l, acc)
-                m, l, acc = fold_tiles(tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, True)
+                tiles = (first, last - skipped, whole, skipped)
+                state = fold_tiles(tiles, state, queries, memory, keys, of_scores, SIZES, FLOAT8_BITS, CAUSAL, True)
+            m, l, acc = state
             l = tl.where(is_possible, l, float("nan"))
             if (start == 0) & (end == num_tiles):
                 store_results(results, row_seq, row_head, query, is_row, m, l, acc, SIZES.D)

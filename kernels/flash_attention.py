@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from pagewise.kernels.arguments import Scoring
+from pagewise.kernels.decode import rows_at
 from pagewise.kernels.partial import empty, finite, output
 from pagewise.kernels.scores import (
     LN_2,
@@ -81,7 +82,7 @@ def flash_forward_kernel(
 
 @triton.jit
 def segment_of(tile, batch, packed, T, S, TILE: tl.constexpr, OF_KEYS: tl.constexpr):
-    """A tile of keys or queries within its sequence, and (batch, sequence, first query row, first key row, T, S).
+    """A tile of keys or queries within its sequence: (tile, sequence, first query row, first key row, T, S).
 
     Packed sequence b has the tiles from cu_seqlens[b] // TILE + b on (`tuning.sequence_of_each_tile`). Tensors that are
     not packed have one sequence per batch.
@@ -95,7 +96,7 @@ def segment_of(tile, batch, packed, T, S, TILE: tl.constexpr, OF_KEYS: tl.conste
         first_k = tl.load(packed.cu_seqlens_k + sequence).to(tl.int64)
         T = (tl.load(packed.cu_seqlens_q + sequence + 1) - first_q).to(tl.int32)
         S = (tl.load(packed.cu_seqlens_k + sequence + 1) - first_k).to(tl.int32)
-    return tile, (batch, sequence, first_q, first_k, T, S)
+    return tile, sequence, first_q, first_k, T, S
 
 
 @triton.jit
@@ -110,11 +111,7 @@ def matrix_of_head(tensor, batch, head, first_row):
 def load_rows(matrix, rows, mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows of a matrix (pointer, stride of rows) as a tile [rows, BLOCK_D]; 0 where mask is False. mask: or None."""
     ptr, stride_row = matrix
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    elements = ptr + rows[:, None] * stride_row + dim
-    if mask is not None:
-        return tl.load(elements, mask=mask[:, None] & (dim < D), other=0.0)
-    return tl.load(elements, mask=dim < D, other=0.0) if D < BLOCK_D else tl.load(elements)
+    return rows_at(ptr + rows * stride_row, mask, D, BLOCK_D)
 
 
 @triton.jit
@@ -127,17 +124,24 @@ def store_rows(matrix, rows, tile, mask, D: tl.constexpr, BLOCK_D: tl.constexpr)
 
 
 @triton.jit
-def load_tile(matrix, first, start, stop, seen, ROWS: tl.constexpr, SIZES: tl.constexpr, CUT: tl.constexpr):
+def load_tile(
+    matrix, first, start, stop, seen, ROWS: tl.constexpr, SIZES: tl.constexpr, CUT: tl.constexpr, TMA: tl.constexpr
+):
     """Rows first … first + ROWS − 1 of a matrix (pointer, stride of rows), of which start … stop − 1 are needed.
 
     A weight of 0 does not hide a NaN. So the others are not read where CUT is True: a row that is needed stands in
-    their place, or 0 where a mask in memory says which are needed (seen, else None).
+    their place, or 0 where a mask in memory says which are needed (seen, else None). TMA: matrix is `described`.
     """
-    ptr, stride_row = matrix
-    row = tl.arange(0, ROWS)
-    if CUT and seen is None:
-        row = tl.minimum(tl.maximum(row, start - first), stop - 1 - first)
-    return load_rows((ptr + tl.cast(first, tl.int64) * stride_row, stride_row), row, seen, SIZES.D, SIZES.BLOCK_D)
+    if TMA:
+        tile = matrix.load([first - start, 0])
+    else:
+        ptr, stride_row = matrix
+        ptr += tl.cast(first, tl.int64) * stride_row
+        row = tl.arange(0, ROWS)
+        if CUT and seen is None:
+            row = tl.minimum(tl.maximum(row, start - first), stop - 1 - first)
+        tile = load_rows((ptr, stride_row), row, seen, SIZES.D, SIZES.BLOCK_D)
+    return tile
 
 
 @triton.jit
@@ -177,33 +181,24 @@ def fold_tiles(
         if scoring.attn_mask is not None:
             seen = visible(rows[:, None], cols[None, :], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
             some = tl.max(seen.to(tl.int32), axis=0) > 0
-        if TMA:
-            k = k_matrix.load([first_col - start, 0])
-        else:
-            k = load_tile(k_matrix, first_col, start, stop, some, COLS, SIZES, CUT)
+        k = load_tile(k_matrix, first_col, start, stop, some, COLS, SIZES, CUT, TMA)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
+        factor = scoring.scale  # the largest product has the largest score, so the exponent can take the scale
         if SCALE_FIRST:
-            scores = capped(scores, scoring.scale, scoring.softcap)
+            scores, factor = capped(scores, scoring.scale, scoring.softcap), 1.0
             scores = biased(scores, rows[:, None], cols[None, :], (T, S), scoring.slopes)
         if CUT:
             if scoring.attn_mask is None:
                 seen = seen_in_tile(col, first_col, rows, (T, S), window, SIZES.CAUSAL)
             scores = tl.where(seen, scores, float("-inf"))
-        if SCALE_FIRST:
-            m_new = tl.maximum(m, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - finite(m_new)[:, None])  # P = exp(S − m)
-        else:  # the largest product has the largest score
-            m_new = tl.maximum(m, tl.max(scores, axis=1) * scoring.scale)
-            weights = tl.exp2(scores * scoring.scale - finite(m_new)[:, None])
+        m_new = tl.maximum(m, tl.max(scores, axis=1) * factor)
+        weights = tl.exp2(scores * factor - finite(m_new)[:, None])  # P = exp(S − m)
         alpha = tl.exp2(m - finite(m_new))
         l = l * alpha + tl.sum(weights, axis=1)
         m = m_new
         if dropout is not None:
             weights = tl.where(kept(first_row, first_col, dropout, head, SIZES.ROWS, COLS), weights, 0.0)
-        if TMA:
-            v = v_matrix.load([first_col - start, 0])
-        else:
-            v = load_tile(v_matrix, first_col, start, stop, some, COLS, SIZES, CUT)
+        v = load_tile(v_matrix, first_col, start, stop, some, COLS, SIZES, CUT, TMA)
         acc *= alpha[:, None]  # O' = exp(m − m') · O + P V
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
     return m, l, acc
@@ -244,8 +239,7 @@ def flash_attention_kernel(
     """
     pid, total = tl.program_id(0), T
     tile, head, batch = pid % num_tiles, pid // num_tiles % num_heads, pid // num_tiles // num_heads
-    tile, segment = segment_of(tile, batch, packed, T, S, SIZES.ROWS, False)
-    _, sequence, first_q, first_k, T, S = segment
+    tile, sequence, first_q, first_k, T, S = segment_of(tile, batch, packed, T, S, SIZES.ROWS, False)
     if packed is not None:
         if tile * SIZES.ROWS >= T:  # a sequence may have one tile too many
             return
@@ -262,9 +256,8 @@ def flash_attention_kernel(
     k_matrix = matrix_of_head(k, batch, head // group, first_k)
     v_matrix = matrix_of_head(v, batch, head // group, first_k)
     if TMA:
-        keys = (described(k_matrix, start, stop, SIZES), described(v_matrix, start, stop, SIZES), start, stop)
-    else:
-        keys = (k_matrix, v_matrix, start, stop)
+        k_matrix, v_matrix = described(k_matrix, start, stop, SIZES), described(v_matrix, start, stop, SIZES)
+    keys = (k_matrix, v_matrix, start, stop)
     state = empty(SIZES.ROWS, SIZES.BLOCK_D)
     if scoring.attn_mask is None:  # a mask in memory may cut any tile
         if window is not None:

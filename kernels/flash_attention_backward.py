@@ -9,14 +9,11 @@ and dV or rows of dQ, and no two programs add to the same number. Equal inputs g
 products instead of five: S and dP are computed twice. The paper adds to dQ in memory (Dao 2023, Algorithm 2).
 
 `flash_dq_kernel` is the first rung, `flash_attention_backward_kernel` is what the package runs. As in the forward, only
-tiles that the mask cuts pay for the mask. What several functions here take:
+tiles that the mask cuts pay for the mask. What both loops take:
 
-    segment   (batch, sequence, first query row, first key row, T, S), from `segment_of`
-    inputs    q, k, v and d_out, each (pointer, stride of each dimension)
-    saved     `Saved` of all heads, or of some queries
-    scoring   `Scoring` of all heads; in a loop: of the head
-    dropout   `Dropout` or None; in a loop: and the number of the head among all heads of all sequences
-    window    None without a window; in a loop: None if no key of its tiles lies before a window
+    scoring   `Scoring` of the head
+    dropout   `Dropout` or None, and the number of the head among all heads of all sequences
+    window    None if no key of these tiles lies before a window
     CUT       whether some query of these tiles does not see some key, or is beyond T
 """
 
@@ -33,7 +30,7 @@ from pagewise.kernels.scores import (
     kept,
     key_range,
     mask_of,
-    query_range,
+    query_tiles,
     seen_in_tile,
     slope_of,
     visible,
@@ -118,21 +115,28 @@ def load_saved(field, first, rows, T, beyond, CUT: tl.constexpr):
 
 
 @triton.jit
-def weights_of(scores, saved, AXIS: tl.constexpr):
-    """P = exp(S − lse), with the queries along the other axis than AXIS."""
+def through_softmax(products, d_weights, rows, cols, sizes, seen, keep, saved, scoring, dropout, AXIS: tl.constexpr):
+    """Weights after dropout, and the gradient of their scores before the softcap, of products q · k and dO · v.
+
+    seen, keep: None for all. saved: `Saved` of the queries, which are along the other axis than AXIS.
+    """
+    capped_scores = capped(products, scoring.scale, scoring.softcap)
+    scores = biased(capped_scores, rows, cols, sizes, scoring.slopes)
+    if seen is not None:
+        scores = tl.where(seen, scores, float("-inf"))
     scores -= tl.expand_dims(saved.m, AXIS)
     if saved.log_l is not None:  # otherwise m contains it
         scores -= tl.expand_dims(saved.log_l, AXIS)
-    return tl.exp2(scores)
-
-
-@triton.jit
-def through_softcap(d_scores, scores, softcap):
-    """The gradient before the softcap: d(softcap · tanh x) = softcap · (1 − tanh² x) dx, scores = softcap · tanh x."""
-    if softcap is not None:
-        t = scores / softcap
+    weights = tl.exp2(scores)  # P = exp(S − lse)
+    used = weights
+    if keep is not None:
+        used = tl.where(keep, weights * dropout.growth, 0.0)
+        d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
+    d_scores = weights * (d_weights - tl.expand_dims(saved.delta, AXIS))  # dS = P ∘ (dP − delta)
+    if scoring.softcap is not None:  # d(softcap · tanh x) = softcap · (1 − tanh² x) dx
+        t = capped_scores / scoring.softcap
         d_scores *= 1.0 - t * t
-    return d_scores
+    return used, d_scores
 
 
 @triton.jit
@@ -143,12 +147,12 @@ def factor_of_products(scoring):
 
 @triton.jit
 def fold_queries(
-    first, end, skipped, sums, keys, queries, scoring, window, dropout, SIZES: tl.constexpr, CUT: tl.constexpr
+    first, end, whole, num_whole, sums, keys, queries, scoring, window, dropout, SIZES: tl.constexpr, CUT: tl.constexpr
 ):
     """sums = (dk, dv) with the sums over the queries of the tiles first … end − 1 of one head.
 
-    skipped: (first, number) of tiles that are left out. keys: k and v [COLS, BLOCK_D], the index of the first, T, S.
-    queries: q and d_out of the head as (pointer, stride of rows), saved, the number of the first query in it.
+    `num_whole` tiles from `whole` on are left out. keys: k and v [COLS, BLOCK_D], the index of the first, T, S.
+    queries: q and d_out of the head as (pointer, stride of rows), `Saved` of all heads, the first query's number in it.
     """
     dk, dv = sums
     k, v, first_col, T, S = keys
@@ -158,94 +162,39 @@ def fold_queries(
     row = tl.arange(0, ROWS)
     cols = first_col + tl.arange(0, SIZES.COLS)
     earliest = cols - (S - T)  # the first query that sees a key
-    first_skipped, num_skipped = skipped
-    for visited in range(first, end - num_skipped):
+    for visited in range(first, end - num_whole):
         i = visited
         if CUT:
-            i = tl.where(visited < first_skipped, visited, visited + num_skipped)
+            i = tl.where(visited < whole, visited, visited + num_whole)
         rows = i * ROWS + row
-        q = load_tile(q_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT)
-        d_out = load_tile(d_out_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT)
+        q = load_tile(q_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT, False)
+        d_out = load_tile(d_out_matrix, i * ROWS, 0, T, None, ROWS, SIZES, CUT, False)
         log_l = load_saved(saved.log_l, first_saved, rows, T, 0.0, CUT)
         m = load_saved(saved.m, first_saved, rows, T, float("inf"), CUT)  # so that weights beyond T are 0
         of_rows = Saved(m, log_l, load_saved(saved.delta, first_saved, rows, T, 0.0, CUT))
         if q.dtype == tl.float32:  # the forward's order of operands: m and log₂ l contain its rounding
             products = tl.trans(tl.dot(q, tl.trans(k), input_precision="ieee"))
         else:
-            products = tl.dot(k, tl.trans(q), input_precision="ieee")
-        capped_scores = capped(products, scoring.scale, scoring.softcap)  # Sᵀ = K Qᵀ
-        scores = biased(capped_scores, rows[None, :], cols[:, None], (T, S), scoring.slopes)
+            products = tl.dot(k, tl.trans(q), input_precision="ieee")  # Sᵀ = K Qᵀ
         d_weights = tl.dot(v, tl.trans(d_out), input_precision="ieee")  # dPᵀ = V dOᵀ
+        seen, keep = None, None
         if scoring.attn_mask is not None:
             seen = visible(rows[None, :], cols[:, None], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
-            scores = tl.where(seen, scores, float("-inf"))
         elif CUT and SIZES.CAUSAL:
             since = (earliest - i * ROWS)[:, None]
             seen = since <= row[None, :]
             if window is not None:
                 seen &= since + window > row[None, :]
-            scores = tl.where(seen, scores, float("-inf"))
-        weights = weights_of(scores, of_rows, 0)
-        used = weights
         if dropout is not None:
             keep = tl.trans(kept(i * ROWS, first_col, dropout, head, ROWS, SIZES.COLS))
-            used = tl.where(keep, weights * dropout.growth, 0.0)
-            d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
-        dv = tl.dot(used.to(d_out.dtype), d_out, dv, input_precision="ieee")  # dV += Pᵀ dO
-        d_scores = through_softcap(weights * (d_weights - of_rows.delta[None, :]), capped_scores, scoring.softcap)
+        weights, d_scores = through_softmax(
+            products, d_weights, rows[None, :], cols[:, None], (T, S), seen, keep, of_rows, scoring, dropout, 0
+        )
+        dv = tl.dot(weights.to(d_out.dtype), d_out, dv, input_precision="ieee")  # dV += Pᵀ dO
         if scoring.attn_mask is not None:  # a key or a value that no query sees may be NaN
             d_scores = tl.where(seen, d_scores, 0.0)
         dk = tl.dot(d_scores.to(q.dtype), q, dk, input_precision="ieee")  # dK += dSᵀ Q
     return dk, dv
-
-
-@triton.jit
-def store_gradient_of_keys(outputs, tile, heads, segment, inputs, saved, scoring, window, dropout, SIZES: tl.constexpr):
-    """Store dK and dV of a tile of keys: sums over the queries of these heads that see a key of it.
-
-    outputs: dk, dv, the index of their batch. heads: KV head, first query head, number of query heads; of all heads.
-    """
-    dk_tensor, dv_tensor, split_and_batch = outputs
-    kv_head, first_head, heads_of_group, num_heads = heads
-    batch, sequence, first_q, first_k, T, S = segment
-    q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
-    saved, total = saved
-    ROWS: tl.constexpr = SIZES.ROWS
-    COLS: tl.constexpr = SIZES.COLS
-    BLOCK_D: tl.constexpr = SIZES.BLOCK_D
-
-    col, first_col = tl.arange(0, COLS), tile * COLS
-    first_k += tl.cast(first_col, tl.int64)
-    real = col < S - first_col
-    if window is not None:  # a key before all windows may be NaN
-        real &= col > S - T - window - first_col
-    k = load_rows(matrix_of_head(k_tensor, batch, kv_head, first_k), col, real, SIZES.D, BLOCK_D)
-    v = load_rows(matrix_of_head(v_tensor, batch, kv_head, first_k), col, real, SIZES.D, BLOCK_D)
-    keys = (k, v, first_col, T, S)
-    last_col = tl.minimum(first_col + COLS, S) - 1
-    start, stop, whole_start, whole_stop = query_range(first_col, last_col, (T, S), window, SIZES.CAUSAL)
-    first, end = start // ROWS, tl.where(first_col < S, tl.cdiv(stop, ROWS), 0)
-    sums = tl.zeros([COLS, BLOCK_D], tl.float32), tl.zeros([COLS, BLOCK_D], tl.float32)
-    for nth in range(0, heads_of_group):
-        head = first_head + nth
-        of_this = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
-        drops = (dropout, sequence * num_heads + head)
-        q_matrix = matrix_of_head(q_tensor, batch, head, first_q)
-        d_out_matrix = matrix_of_head(d_out_tensor, batch, head, first_q)
-        queries = (q_matrix, d_out_matrix, saved, (batch * num_heads + head).to(tl.int64) * total + first_q)
-        whole, num_whole = first, 0
-        if scoring.attn_mask is None:
-            whole = tl.minimum(tl.cdiv(whole_start, ROWS), end)
-            num_whole = tl.maximum(tl.minimum(whole_stop // ROWS, end) - whole, 0)
-            end_whole = whole + num_whole
-            sums = fold_queries(whole, end_whole, (0, 0), sums, keys, queries, of_this, None, drops, SIZES, False)
-        skipped = (whole, num_whole)
-        sums = fold_queries(first, end, skipped, sums, keys, queries, of_this, window, drops, SIZES, True)
-    dk, dv = sums
-    dk *= factor_of_products(scoring)
-    inside = col < S - first_col
-    store_rows(matrix_of_head(dk_tensor, split_and_batch, kv_head, first_k), col, dk, inside, SIZES.D, BLOCK_D)
-    store_rows(matrix_of_head(dv_tensor, split_and_batch, kv_head, first_k), col, dv, inside, SIZES.D, BLOCK_D)
 
 
 @triton.jit
@@ -263,117 +212,29 @@ def fold_keys(first, end, dq, queries, keys, scoring, window, dropout, SIZES: tl
     rows = first_row + tl.arange(0, SIZES.ROWS)
     for j in range(first, end):
         cols = j * COLS + col
-        some = None
+        seen, some, keep = None, None, None
         if scoring.attn_mask is not None:
             seen = visible(rows[:, None], cols[None, :], (T, S), window, scoring.attn_mask, SIZES.CAUSAL)
             some = tl.max(seen.to(tl.int32), axis=0) > 0
-        k = load_tile(k_matrix, j * COLS, start, stop, some, COLS, SIZES, CUT)
-        v = load_tile(v_matrix, j * COLS, start, stop, some, COLS, SIZES, CUT)
-        products = tl.dot(q, tl.trans(k), input_precision="ieee")
-        capped_scores = capped(products, scoring.scale, scoring.softcap)  # S = Q Kᵀ
-        scores = biased(capped_scores, rows[:, None], cols[None, :], (T, S), scoring.slopes)
-        if scoring.attn_mask is not None:
-            scores = tl.where(seen, scores, float("-inf"))
-        elif CUT:
-            scores = tl.where(seen_in_tile(col, j * COLS, rows, (T, S), window, SIZES.CAUSAL), scores, float("-inf"))
-        weights = weights_of(scores, saved, 1)
+        k = load_tile(k_matrix, j * COLS, start, stop, some, COLS, SIZES, CUT, False)
+        v = load_tile(v_matrix, j * COLS, start, stop, some, COLS, SIZES, CUT, False)
+        products = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
         d_weights = tl.dot(d_out, tl.trans(v), input_precision="ieee")  # dP = dO Vᵀ
+        if CUT and scoring.attn_mask is None:
+            seen = seen_in_tile(col, j * COLS, rows, (T, S), window, SIZES.CAUSAL)
         if dropout is not None:
             keep = kept(first_row, j * COLS, dropout, head, SIZES.ROWS, COLS)
-            d_weights = tl.where(keep, d_weights * dropout.growth, 0.0)
-        d_scores = through_softcap(weights * (d_weights - saved.delta[:, None]), capped_scores, scoring.softcap)
+        _, d_scores = through_softmax(
+            products, d_weights, rows[:, None], cols[None, :], (T, S), seen, keep, saved, scoring, dropout, 1
+        )
         dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision="ieee")  # dQ += dS K
     return dq
-
-
-@triton.jit
-def store_gradient_of_queries(
-    dq_tensor, tile, heads, segment, inputs, saved, scoring, window, dropout, SIZES: tl.constexpr
-):
-    """Store dQ of a tile of queries: a sum over the keys that they see. heads: query head, KV head; of all heads."""
-    head, kv_head, num_heads = heads
-    batch, sequence, first_q, first_k, T, S = segment
-    q_tensor, k_tensor, v_tensor, d_out_tensor = inputs
-    saved, total = saved
-    ROWS: tl.constexpr = SIZES.ROWS
-    BLOCK_D: tl.constexpr = SIZES.BLOCK_D
-
-    row, first_row = tl.arange(0, ROWS), tile * ROWS
-    inside = row < T - first_row
-    tile_q = first_q + tl.cast(first_row, tl.int64)
-    q = load_rows(matrix_of_head(q_tensor, batch, head, tile_q), row, inside, SIZES.D, BLOCK_D)
-    d_out = load_rows(matrix_of_head(d_out_tensor, batch, head, tile_q), row, inside, SIZES.D, BLOCK_D)
-    first_saved, rows = (batch * num_heads + head).to(tl.int64) * total + first_q, first_row + row
-    log_l = load_saved(saved.log_l, first_saved, rows, T, 0.0, True)
-    m = load_saved(saved.m, first_saved, rows, T, float("inf"), True)
-    of_rows = Saved(m, log_l, load_saved(saved.delta, first_saved, rows, T, 0.0, True))
-    queries = (q, d_out, of_rows, first_row, T, S)
-    start, stop, first, whole, cut, end = key_range(first_row, T, S, window, SIZES)
-    k_matrix = matrix_of_head(k_tensor, batch, kv_head, first_k)
-    keys = (k_matrix, matrix_of_head(v_tensor, batch, kv_head, first_k), start, stop)
-    scoring = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
-    drops = (dropout, sequence * num_heads + head)
-    dq = tl.zeros([ROWS, BLOCK_D], tl.float32)
-    if scoring.attn_mask is None:
-        if window is not None:
-            dq = fold_keys(first, whole, dq, queries, keys, scoring, window, drops, SIZES, True)
-        dq = fold_keys(whole, cut, dq, queries, keys, scoring, None, drops, SIZES, False)
-        first, window = cut, None
-    dq = fold_keys(first, end, dq, queries, keys, scoring, window, drops, SIZES, True)
-    dq *= factor_of_products(scoring)
-    store_rows(matrix_of_head(dq_tensor, batch, head, tile_q), row, dq, inside, SIZES.D, BLOCK_D)
 
 
 COUNTS = ["num_key_tiles", "num_query_tiles", "batch_size", "num_heads", "group", "splits", "T", "S"]
 
 
 @triton.jit(do_not_specialize=[*COUNTS, "window"])
-def flash_attention_options_backward_kernel(
-    q,  # this to S, KEY_SIZES and QUERY_SIZES as in `flash_attention_backward_kernel`
-    k,
-    v,
-    d_out,
-    saved,
-    dq,
-    dk,
-    dv,
-    scoring,  # this to packed, and window, as in `flash_attention_kernel`
-    dropout,
-    packed,
-    num_key_tiles,  # if packed: of all sequences together, as num_query_tiles, T and S
-    num_query_tiles,
-    batch_size,
-    num_heads,
-    group,
-    splits,
-    T,
-    S,
-    window,
-    KEY_SIZES: tl.constexpr,
-    QUERY_SIZES: tl.constexpr,
-):
-    """The same as `flash_attention_backward_kernel`, which calls it, with every option and for packed sequences."""
-    num_kv_heads, pid = num_heads // group, tl.program_id(0)
-    num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
-    inputs, of_all = (q, k, v, d_out), (saved, T)
-    if pid < num_key_programs:
-        tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
-        split_and_batch = pid // num_key_tiles // num_kv_heads
-        split, batch = split_and_batch // batch_size, split_and_batch % batch_size
-        tile, segment = segment_of(tile, batch, packed, T, S, KEY_SIZES.COLS, True)
-        of_group = (kv_head, kv_head * group + split * (group // splits), group // splits, num_heads)
-        of_keys = (dk, dv, split_and_batch)
-        store_gradient_of_keys(of_keys, tile, of_group, segment, inputs, of_all, scoring, window, dropout, KEY_SIZES)
-    else:
-        pid -= num_key_programs
-        tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
-        batch = pid // num_query_tiles // num_heads
-        tile, segment = segment_of(tile, batch, packed, T, S, QUERY_SIZES.ROWS, False)
-        heads = (head, head // group, num_heads)
-        store_gradient_of_queries(dq, tile, heads, segment, inputs, of_all, scoring, window, dropout, QUERY_SIZES)
-
-
-@triton.jit(do_not_specialize=COUNTS)
 def flash_attention_backward_kernel(
     q,  # [B, H, T, D], as every tensor of more than one dimension: (pointer, stride of each dimension)
     k,  # [B, Hkv, S, D]
@@ -383,7 +244,10 @@ def flash_attention_backward_kernel(
     dq,  # [B, H, T, D]
     dk,  # [splits · B, Hkv, S, D], float32 if splits > 1
     dv,  # [splits · B, Hkv, S, D]
-    num_key_tiles,
+    scoring,  # this to packed, and window, as in `flash_attention_kernel`
+    dropout,
+    packed,
+    num_key_tiles,  # if packed: of all sequences together, as num_query_tiles, T and S
     num_query_tiles,
     batch_size,
     num_heads,
@@ -391,19 +255,86 @@ def flash_attention_backward_kernel(
     splits,  # of the query heads of a KV head; each has sums of its own. A divisor of group
     T,
     S,
-    scale,  # · log₂ e
+    window,
     KEY_SIZES: tl.constexpr,  # `Sizes` of the programs that own keys
     QUERY_SIZES: tl.constexpr,  # `Sizes` of the programs that own queries
 ):
-    """dQ, dK and dV, causal or not. Grid (splits · B · Hkv · num_key_tiles + B · H · num_query_tiles).
+    """dQ, dK and dV with every option. Grid (splits · B · Hkv · num_key_tiles + B · H · num_query_tiles).
 
     Steps from `flash_dq_kernel`:
     1. dK and dV: the first programs own tiles of keys. They sum over the query heads of a group, so they take longest.
     2. Skip: tiles that the mask hides are not visited, and only tiles that it cuts pay for it.
     3. Saved: in float32 m and log₂ l instead of lse, because their sum would round away what large scores differ by.
+    4. Options and packed sequences, as in the forward. An option that is None costs nothing.
     """
-    scoring = Scoring(scale, None, None, None)
-    counts = (num_key_tiles, num_query_tiles, batch_size, num_heads, group, splits, T, S)
-    flash_attention_options_backward_kernel(
-        q, k, v, d_out, saved, dq, dk, dv, scoring, None, None, *counts, None, KEY_SIZES, QUERY_SIZES
-    )
+    D: tl.constexpr = KEY_SIZES.D
+    BLOCK_D: tl.constexpr = KEY_SIZES.BLOCK_D
+    COLS: tl.constexpr = KEY_SIZES.COLS
+    ROWS: tl.constexpr = QUERY_SIZES.ROWS
+    num_kv_heads, pid, total = num_heads // group, tl.program_id(0), T
+    num_key_programs = splits * batch_size * num_kv_heads * num_key_tiles
+    if pid < num_key_programs:  # dK and dV of a tile of keys, summed over the queries that see a key of it
+        tile, kv_head = pid % num_key_tiles, pid // num_key_tiles % num_kv_heads
+        split_and_batch = pid // num_key_tiles // num_kv_heads
+        split, batch = split_and_batch // batch_size, split_and_batch % batch_size
+        tile, sequence, first_q, first_k, T, S = segment_of(tile, batch, packed, T, S, COLS, True)
+        col, first_col = tl.arange(0, COLS), tile * COLS
+        first_k += tl.cast(first_col, tl.int64)
+        real = col < S - first_col
+        if window is not None:  # a key before all windows may be NaN
+            real &= col > S - T - window - first_col
+        k_tile = load_rows(matrix_of_head(k, batch, kv_head, first_k), col, real, D, BLOCK_D)
+        v_tile = load_rows(matrix_of_head(v, batch, kv_head, first_k), col, real, D, BLOCK_D)
+        keys = (k_tile, v_tile, first_col, T, S)
+        sums = tl.zeros([COLS, BLOCK_D], tl.float32), tl.zeros([COLS, BLOCK_D], tl.float32)
+        first, whole, num_whole, end = query_tiles(first_col, T, S, window, KEY_SIZES)
+        if scoring.attn_mask is not None:  # it may cut any tile
+            num_whole = 0
+        for nth in range(0, group // splits):
+            head = kv_head * group + split * (group // splits) + nth
+            of_head = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
+            q_head, d_out_head = matrix_of_head(q, batch, head, first_q), matrix_of_head(d_out, batch, head, first_q)
+            queries = (q_head, d_out_head, saved, (batch * num_heads + head).to(tl.int64) * total + first_q)
+            drops = (dropout, sequence * num_heads + head)
+            if scoring.attn_mask is None:
+                sums = fold_queries(
+                    whole, whole + num_whole, 0, 0, sums, keys, queries, of_head, None, drops, KEY_SIZES, False
+                )
+            sums = fold_queries(
+                first, end, whole, num_whole, sums, keys, queries, of_head, window, drops, KEY_SIZES, True
+            )
+        dk_tile, dv_tile = sums
+        dk_tile *= factor_of_products(scoring)
+        inside = col < S - first_col
+        store_rows(matrix_of_head(dk, split_and_batch, kv_head, first_k), col, dk_tile, inside, D, BLOCK_D)
+        store_rows(matrix_of_head(dv, split_and_batch, kv_head, first_k), col, dv_tile, inside, D, BLOCK_D)
+        return
+
+    pid -= num_key_programs  # dQ of a tile of queries, summed over the keys that they see
+    tile, head = pid % num_query_tiles, pid // num_query_tiles % num_heads
+    batch = pid // num_query_tiles // num_heads
+    tile, sequence, first_q, first_k, T, S = segment_of(tile, batch, packed, T, S, ROWS, False)
+    row, first_row = tl.arange(0, ROWS), tile * ROWS
+    inside, rows = row < T - first_row, first_row + row
+    first_saved = (batch * num_heads + head).to(tl.int64) * total + first_q
+    log_l = load_saved(saved.log_l, first_saved, rows, T, 0.0, True)
+    m = load_saved(saved.m, first_saved, rows, T, float("inf"), True)
+    of_rows = Saved(m, log_l, load_saved(saved.delta, first_saved, rows, T, 0.0, True))
+    first_q += tl.cast(first_row, tl.int64)
+    q_tile = load_rows(matrix_of_head(q, batch, head, first_q), row, inside, D, BLOCK_D)
+    d_out_tile = load_rows(matrix_of_head(d_out, batch, head, first_q), row, inside, D, BLOCK_D)
+    queries = (q_tile, d_out_tile, of_rows, first_row, T, S)
+    start, stop, first, whole, cut, end = key_range(first_row, T, S, window, QUERY_SIZES)
+    k_head = matrix_of_head(k, batch, head // group, first_k)
+    keys = (k_head, matrix_of_head(v, batch, head // group, first_k), start, stop)
+    scoring = Scoring(scoring.scale, scoring.softcap, slope_of(scoring, head), mask_of(scoring, batch, head))
+    drops = (dropout, sequence * num_heads + head)
+    dq_tile = tl.zeros([ROWS, BLOCK_D], tl.float32)
+    if scoring.attn_mask is None:
+        if window is not None:
+            dq_tile = fold_keys(first, whole, dq_tile, queries, keys, scoring, window, drops, QUERY_SIZES, True)
+        dq_tile = fold_keys(whole, cut, dq_tile, queries, keys, scoring, None, drops, QUERY_SIZES, False)
+        first, window = cut, None
+    dq_tile = fold_keys(first, end, dq_tile, queries, keys, scoring, window, drops, QUERY_SIZES, True)
+    dq_tile *= factor_of_products(scoring)
+    store_rows(matrix_of_head(dq, batch, head, first_q), row, dq_tile, inside, D, BLOCK_D)

@@ -10,9 +10,9 @@ Hong et al. 2023 (FlashDecoding++). Lazy rescaling: FlashAttention-4, 2025.
 import triton
 import triton.language as tl
 
-from pagewise.kernels.decode import load_rows, store_partials
+from pagewise.kernels.decode import rows_at, store_partials
 from pagewise.kernels.partial import empty, finite, output
-from pagewise.kernels.work_plan import count_tiles
+from pagewise.kernels.work_plan import count_tiles, rows_of_item
 
 
 @triton.jit
@@ -105,38 +105,37 @@ def add_weighted(acc, weights, values, WIDE: tl.constexpr):
 
 
 @triton.jit
-def rows_of_program(q, k, v, seq_lens_ptr, T, S, SIZES: tl.constexpr, HKV: tl.constexpr):
-    """Return the rows of program_id(0) as (index in [B, H, T], whether the row exists, its query, pointer to its q),
-    (pointer, stride of tokens) of their keys and of their values, and how many keys there are, at most S."""
+def part_of_program(q, k, v, seq_lens_ptr, T, S, SIZES: tl.constexpr, HKV: tl.constexpr):
+    """Return (queries, keys, first tile, end tile) of a program.
+
+    queries: of each row of program_id(0), its index in [B, H, T], whether it exists, its position and q [ROWS,
+    BLOCK_D]. keys: (pointer, stride of tokens) of keys and of values, and how many there are, at most S; below 0 is
+    none. The tiles are those of split program_id(1).
+    """
     q_ptr, q_seq, q_head, q_query, _ = q
     k_ptr, k_seq, k_head, k_token, _ = k
     v_ptr, v_seq, v_head, v_token, _ = v
-    GROUP: tl.constexpr = SIZES.GROUP
-    ROWS: tl.constexpr = SIZES.ROWS
-    chunks = (T * GROUP + ROWS - 1) // ROWS
-    item = tl.program_id(0).to(tl.int64)
-    seq, kv_head = item // (HKV * chunks), item // chunks % HKV
-    row = (item % chunks).to(tl.int32) * ROWS + tl.arange(0, ROWS)
-    query, group_head, is_row = (row // GROUP).to(tl.int64), row % GROUP, row < T * GROUP
+    seq, kv_head, first_row, num_rows, _ = rows_of_item(tl.program_id(0), None, None, T, HKV, SIZES)
+    seq, kv_head, row = seq.to(tl.int64), kv_head.to(tl.int64), first_row + tl.arange(0, SIZES.ROWS)
+    head, query, is_row = kv_head * SIZES.GROUP + row % SIZES.GROUP, (row // SIZES.GROUP).to(tl.int64), row < num_rows
     if seq_lens_ptr is not None:
-        S = tl.minimum(tl.maximum(tl.load(seq_lens_ptr + seq), 0), S)
-    head = kv_head * GROUP + group_head
-    result = (seq * HKV * GROUP + head) * T + query
-    rows = (result, is_row, query, q_ptr + seq * q_seq + head * q_head + query * q_query)
-    keys, values = (k_ptr + seq * k_seq + kv_head * k_head, k_token), (v_ptr + seq * v_seq + kv_head * v_head, v_token)
-    return rows, keys, values, S
+        S = tl.minimum(tl.load(seq_lens_ptr + seq), S)
+    q_rows = q_ptr + seq * q_seq + head * q_head + query * q_query
+    keys = (k_ptr + seq * k_seq + kv_head * k_head, k_token, v_ptr + seq * v_seq + kv_head * v_head, v_token, S)
+    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
+    first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
+    q_tile = rows_at(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
+    queries = ((seq * HKV * SIZES.GROUP + head) * T + query, is_row, S - T + query, q_tile)
+    return queries, keys, first_tile, end_tile
 
 
 @triton.jit
-def score_tile(q, position, keys, values, tile, S, scale, SIZES: tl.constexpr, CAUSAL: tl.constexpr):
+def score_tile(q, position, keys, tile, scale, SIZES: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the scores of a tile of keys [ROWS, TILE], −∞ where hidden, and its values [TILE, BLOCK_D]."""
-    k_ptr, k_token = keys
-    v_ptr, v_token = values
+    k_ptr, k_token, v_ptr, v_token, S = keys
     key = (tile * SIZES.TILE + tl.arange(0, SIZES.TILE)).to(tl.int64)
-    dim = tl.arange(0, SIZES.BLOCK_D)[None, :]
-    mask = (key < S)[:, None] & (dim < SIZES.D)
-    k = tl.load(k_ptr + key[:, None] * k_token + dim, mask=mask, other=0.0)
-    v = tl.load(v_ptr + key[:, None] * v_token + dim, mask=mask, other=0.0)
+    k = rows_at(k_ptr + key * k_token, key < S, SIZES.D, SIZES.BLOCK_D)
+    v = rows_at(v_ptr + key * v_token, key < S, SIZES.D, SIZES.BLOCK_D)
     visible = (key < S)[None, :]
     if CAUSAL:
         visible = visible & (key[None, :] <= position[:, None])
@@ -166,23 +165,20 @@ def unified_max_attention_kernel(
     2. Weights keep float32's exponents, since exp(s − φ) exceeds float16 from s − φ = 11.09 on.
     3. exp(s − φ) keeps float32's last digits whatever φ is, and l sums the weights as the product rounds them.
     """
-    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
-    result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
-    q_tile, position = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True), S - num_queries + query
-
+    queries, keys, first_tile, end_tile = part_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
+    result, is_row, position, q_tile = queries
     ROWS: tl.constexpr = SIZES.ROWS
     TILE: tl.constexpr = SIZES.TILE
     _, _, acc = empty(ROWS, SIZES.BLOCK_D)
     m, l = tl.full([ROWS, TILE], float("-inf"), tl.float32), tl.zeros([ROWS, TILE], tl.float32)
-    for tile in range(num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits):
-        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, SIZES, CAUSAL)
+    for tile in range(first_tile, end_tile):
+        scores, v_tile = score_tile(q_tile, position, keys, tile, scale, SIZES, CAUSAL)
         weights = exp_of_difference(scores, phi) if q_tile.dtype == tl.float32 else tl.exp(scores - phi)
         weights = rounded(weights, q_tile.dtype)
         m = tl.maximum(m, scores)
         l += weights
         acc = add_weighted(acc, weights, v_tile, WIDE=q_tile.dtype == tl.float16)
-    slots = result * num_splits + split
+    slots = result * tl.num_programs(1) + tl.program_id(1)
     store_partials(partials, slots, is_row, tl.max(m, axis=1), tl.sum(l, axis=1), acc, SIZES.D)
 
 
@@ -249,18 +245,14 @@ def lazy_rescale_kernel(
     Grid (B · Hkv · chunks of rows, num_splits). (m, l, acc) are right for any finite m, so m need not be the largest
     score. Most tiles then rescale nothing. Lesson 5's `merge_splits_kernel` merges the splits.
     """
-    rows, keys, values, S = rows_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
-    result, is_row, query, q_rows = rows
-    split, num_splits, num_tiles = tl.program_id(1), tl.num_programs(1), count_tiles(0, S, SIZES.TILE).to(tl.int64)
-    first_tile, end_tile = num_tiles * split // num_splits, num_tiles * (split + 1) // num_splits
+    queries, keys, first_tile, end_tile = part_of_program(q, k, v, seq_lens_ptr, num_queries, S, SIZES, HKV)
+    result, is_row, position, q_tile = queries
     if chosen_ptr is not None:
         is_chosen = tl.load(chosen_ptr + result, mask=is_row, other=0).to(tl.int32)
         end_tile = tl.where(tl.max(is_chosen, axis=0) > 0, end_tile, first_tile)
-    q_tile, position = load_rows(q_rows, is_row, SIZES.D, SIZES.BLOCK_D, True), S - num_queries + query
-
     m, l, acc = empty(SIZES.ROWS, SIZES.BLOCK_D)
     for tile in range(first_tile, end_tile):
-        scores, v_tile = score_tile(q_tile, position, keys, values, tile, S, scale, SIZES, CAUSAL)
+        scores, v_tile = score_tile(q_tile, position, keys, tile, scale, SIZES, CAUSAL)
         largest = tl.max(scores, axis=1)
         m_new = tl.where(largest > m + threshold, largest, m)  # m' = max s if max s > m + τ else m
         alpha = tl.exp(m - finite(m_new))  # exp(m − m'): 1 for most tiles
@@ -272,4 +264,4 @@ def lazy_rescale_kernel(
             acc *= alpha[:, None]
         acc = add_weighted(acc, weights, v_tile, WIDE)
         m = m_new
-    store_partials(partials, result * num_splits + split, is_row, m, l, acc, SIZES.D)
+    store_partials(partials, result * tl.num_programs(1) + tl.program_id(1), is_row, m, l, acc, SIZES.D)

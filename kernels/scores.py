@@ -60,17 +60,23 @@ def key_range(first_row, T, S, window, SIZES: tl.constexpr):
 
 
 @triton.jit
-def query_range(first_col, last_col, sizes, window, CAUSAL: tl.constexpr):
-    """Ranges (start, stop) of queries: first those that see some of these keys, then those that see all of them."""
-    T, S = sizes
+def query_tiles(first_col, T, S, window, SIZES: tl.constexpr):
+    """Tiles first … end − 1 of queries, some of which see a key of a tile: (first, whole, num_whole, end).
+
+    In `num_whole` tiles from `whole` on, every query sees all of these keys.
+    """
+    last_col = tl.minimum(first_col + SIZES.COLS, S) - 1
     start, stop, whole_start, whole_stop = 0, T, 0, T
-    if CAUSAL:
+    if SIZES.CAUSAL:
         start = tl.minimum(T, tl.maximum(0, first_col - (S - T)))
         whole_start = tl.minimum(T, tl.maximum(0, last_col - (S - T)))
     if window is not None:
         stop = tl.maximum(start, tl.minimum(T, last_col + window - (S - T)))
         whole_stop = tl.maximum(start, tl.minimum(T, first_col + window - (S - T)))
-    return start, stop, whole_start, whole_stop
+    end = tl.where(first_col < S, tl.cdiv(stop, SIZES.ROWS), 0)
+    whole = tl.minimum(tl.cdiv(whole_start, SIZES.ROWS), end)
+    num_whole = tl.maximum(tl.minimum(whole_stop // SIZES.ROWS, end) - whole, 0)
+    return start // SIZES.ROWS, whole, num_whole, end
 
 
 @triton.jit

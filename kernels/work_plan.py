@@ -28,25 +28,22 @@ def rows_of_item(item, cu_seqlens_q, num_seqs, num_queries, HKV: tl.constexpr, S
     """
     GROUP: tl.constexpr = SIZES.GROUP
     ROWS: tl.constexpr = SIZES.ROWS
-    first_query = item * 0
     if num_seqs is None:
         chunks = (num_queries * GROUP + ROWS - 1) // ROWS
         seq, kv_head, chunk = item // (HKV * chunks), item // chunks % HKV, item % chunks
-        if cu_seqlens_q is not None:
-            first_query = tl.load(cu_seqlens_q + seq)
-            own_queries = tl.load(cu_seqlens_q + seq + 1) - first_query
-            own_queries = tl.where(own_queries == 1, own_queries, 0)
-        else:
-            own_queries = num_queries + item * 0
     else:
         kv_head, chunk, seq, end = item % HKV, item // HKV, item * 0, num_seqs
         while end - seq > 1:  # the last sequence whose first chunk is not after this one
             middle = (seq + end) // 2
             is_after = (tl.load(cu_seqlens_q + middle).to(tl.int64) * GROUP // ROWS).to(tl.int32) + middle > chunk
             seq, end = tl.where(is_after, seq, middle), tl.where(is_after, middle, end)
+    first_query, own_queries = item * 0, num_queries + item * 0
+    if cu_seqlens_q is not None:
         first_query = tl.load(cu_seqlens_q + seq)
         own_queries = tl.load(cu_seqlens_q + seq + 1) - first_query
-        own_queries = tl.where(own_queries > 1, own_queries, 0)
+        is_here = own_queries == 1 if num_seqs is None else own_queries > 1
+        own_queries = tl.where(is_here, own_queries, 0)
+    if num_seqs is not None:
         chunk -= (first_query.to(tl.int64) * GROUP // ROWS).to(tl.int32) + seq
     return seq, kv_head, chunk * ROWS, own_queries * GROUP, first_query
 

@@ -14,12 +14,12 @@ from cudascope.triton import launches
 from pagewise.flash_attention import in_triton, tuning
 from pagewise.flash_attention.inputs import FlashInputs
 from pagewise.kernels.flash_attention import flash_attention_kernel, flash_forward_kernel
-from pagewise.kernels.flash_attention_backward import flash_attention_options_backward_kernel, flash_dq_kernel
+from pagewise.kernels.flash_attention_backward import flash_attention_backward_kernel, flash_dq_kernel
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import padded
 
-FORWARD, BACKWARD = flash_attention_kernel, flash_attention_options_backward_kernel  # or the backward without options
+FORWARD, BACKWARD = flash_attention_kernel, flash_attention_backward_kernel
 FIRST_FORWARD, FIRST_BACKWARD = flash_forward_kernel, flash_dq_kernel
 KINDS = {
     "plain": set(),

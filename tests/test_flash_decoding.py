@@ -20,7 +20,7 @@ from pagewise.flash_decoding.work_plan import pieces_of
 from pagewise.kernels.arguments import DecodeSizes
 from pagewise.kernels.flash_decoding import split_decode_kernel
 from pagewise.kernels.paged_attention import merge_splits_kernel
-from pagewise.kernels.work_plan import keys_of_item
+from pagewise.kernels.work_plan import keys_of_item, rows_of_item
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
 from pagewise.paged_attention import in_triton
@@ -477,3 +477,19 @@ def test_a_sequence_of_an_impossible_length_has_no_keys(kernel_device):
     found, sizes = torch.full((15,), -1, dtype=torch.int32, device=kernel_device), DecodeSizes(None, 16, 16, 1, 16, 32)
     launch(keys_kernel, (5,), seq_lens=lens, found=found, capacity=5, SIZES=sizes, outputs=(found,))
     assert found.view(5, 3).tolist() == [[0, 0, 0], [0, 0, 0], [0, 5, 5], [0, 0, 0], [0, 0, 0]]
+
+
+@triton.jit
+def rows_kernel(cu_seqlens_q, num_seqs, found, SIZES: tl.constexpr):
+    _, _, _, num_rows, _ = rows_of_item(tl.program_id(0), cu_seqlens_q, num_seqs, 1, 1, SIZES)
+    tl.store(found + tl.program_id(0), num_rows)
+
+
+def test_a_packed_sequence_has_rows_in_one_of_two_launches(kernel_device):
+    ends = torch.tensor([0, 1, 4, 4, 5], dtype=torch.int32, device=kernel_device)  # 1, 3, 0 and 1 queries
+    sizes, rows = DecodeSizes(None, 16, 16, 1, 16, 32), []
+    for num_seqs in (None, 4):
+        found = torch.full((4,), -1, dtype=torch.int32, device=kernel_device)
+        launch(rows_kernel, (4,), cu_seqlens_q=ends, num_seqs=num_seqs, found=found, SIZES=sizes, outputs=(found,))
+        rows.append(found.tolist())
+    assert rows == [[1, 0, 0, 1], [0, 3, 0, 0]]

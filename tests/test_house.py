@@ -329,7 +329,6 @@ LIMITS = {
     "work_plan_kernel": (20, None),
     "flash_attention_kernel": (20, None),
     "flash_attention_backward_kernel": (24, None),
-    "flash_attention_options_backward_kernel": (24, None),
     "unified_max_attention_kernel": (20, None),
     "lazy_rescale_kernel": (20, None),
 }

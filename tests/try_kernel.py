@@ -43,7 +43,6 @@ IN_TRITON = {
     "flash_attention": "flash forward",
     "flash_attention_backward": "flash gradients",
     "flash_attention_delta": "flash gradients",
-    "flash_attention_options_backward": "flash gradients with a window",
     "flash_dq": "first flash",
     "flash_forward": "first flash",
     "lazy_rescale": "lazy rescale",
@@ -88,8 +87,8 @@ def triton_case(name: str) -> Case:
     """Return a case. The kernels of FlashAttention take twice as long to build in float16."""
     if name == "flash forward":
         return cuda_cases.flash(attend_in_triton, 16, torch.float32)
-    if name.startswith("flash gradients"):
-        return flash_gradients(torch.float32, 16, **({"window": 30} if "window" in name else {}))
+    if name == "flash gradients":
+        return flash_gradients(torch.float32, 16, window=30)
     return CALLS[name](torch.float16, 32, name == "decode")  # with options, its programs share the work
 
 

@@ -115,15 +115,10 @@ def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRo
         num_warps=4,
     )
     tiles = tuning.tiles_for("backward", q, gpu, inputs.is_heavy)
-    options = options_of(inputs, tiles.owned, tiles.owned)
     num_key_tiles = tuning.num_tiles(S, tiles.owned, inputs.cu_seqlens_k)
     num_query_tiles = tuning.num_tiles(T, tiles.owned, inputs.cu_seqlens_q)
-    scale, *of_scores = options["scoring"]
-    kernel = kernels.flash_attention_options_backward_kernel
-    if all(x is None for x in (*of_scores, options["dropout"], options["packed"], options["window"])):
-        kernel, options = kernels.flash_attention_backward_kernel, {"scale": scale}
     launch(
-        kernel,
+        kernels.flash_attention_backward_kernel,
         (splits * B * Hkv * num_key_tiles + B * H * num_query_tiles,),
         q=q,
         k=k,
@@ -133,7 +128,7 @@ def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRo
         dq=dq,
         dk=dk,
         dv=dv,
-        **options,
+        **options_of(inputs, tiles.owned, tiles.owned),
         num_key_tiles=num_key_tiles,
         num_query_tiles=num_query_tiles,
         batch_size=B,

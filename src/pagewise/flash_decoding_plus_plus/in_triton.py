@@ -30,15 +30,12 @@ def shared_arguments(
     return (part.items, part.num_splits), tensors | numbers | constants | tiles.launch_options
 
 
-def merge(
-    kernel: Any, partials: tuple[Tensor, ...], out: Tensor, *, outputs: tuple[Tensor, ...] = (), **arguments: Any
-) -> None:
-    """Merge the splits into out, row by row, by a merge kernel. outputs, arguments: what it has besides."""
+def merge(kernel: Any, partials: tuple[Tensor, ...], out: Tensor, **arguments: Any) -> None:
+    """Merge the splits into out, row by row, by a merge kernel. arguments: what it has besides."""
     D, rows = out.shape[-1], out.numel() // out.shape[-1]
     out, lse = out.view(-1), torch.empty(rows, device=out.device)
     arguments |= {"num_splits": len(partials[0]) // rows, "D": D, "BLOCK_D": padded(D), "LOADS": LOADS}
-    outputs = (out, lse, *outputs)
-    launch(kernel, (rows,), partials=partials, out_ptr=out, lse_ptr=lse, outputs=outputs, **arguments)
+    launch(kernel, (rows,), partials=partials, out_ptr=out, lse_ptr=lse, outputs=(out,), **arguments)
 
 
 def rescale_lazily(grid: tuple[int, int], chosen: Tensor | None, tau: float, arguments: dict[str, Any]) -> Tensor:

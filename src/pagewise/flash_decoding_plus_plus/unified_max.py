@@ -198,7 +198,7 @@ def _in_triton(
     launch(unified_max_attention_kernel, grid, phi=phi, **arguments)
     low, smallest = limits(low, k.shape[2], torch.float32)  # here, because a traced S is not a number
     flags, band = unsafe.view(-1), {"phi": phi, "low": low, "high": high, "smallest": smallest}
-    in_triton.merge(add_splits_kernel, arguments["partials"], out, outputs=(flags,), unsafe_ptr=flags, **band)
+    in_triton.merge(add_splits_kernel, arguments["partials"], out, unsafe_ptr=flags, **band)
     exact = in_triton.rescale_lazily(grid, flags, 0.0, arguments)
     unsafe = unsafe.view(torch.bool)
     return torch.where(unsafe[..., None], exact, out), unsafe
