@@ -14,8 +14,10 @@
 #include <cuda_fp16.h>
 #include <stdint.h>
 
-constexpr int WARP_SIZE = 32;
+constexpr int WARP_SIZE = 32, NUM_WARPS = 4;
+constexpr int Br = NUM_WARPS * WARP_SIZE, Bc = 32;
 constexpr int KEYS = 8;  // keys that a thread scores at once: more would not fit in its registers
+static_assert(Bc % KEYS == 0, "whole steps");
 
 // 16 bytes, which one instruction moves.
 template <typename T>
@@ -24,26 +26,16 @@ struct alignas(16) Vec {
     T data[SIZE];
 };
 
-template <typename T>
-__device__ float dot(const Vec<T>& a, const Vec<T>& b) {
-    float sum = 0;
-#pragma unroll
-    for (int n = 0; n < Vec<T>::SIZE; ++n) sum += float(a.data[n]) * float(b.data[n]);
-    return sum;
-}
-
-// The sizes of the tiles. The stages call it W.
-template <typename scalar, int head_size, int tile_keys, int num_warps>
-struct Tiles {
+// The sizes of a row. The stages call it W.
+template <typename scalar, int head_size>
+struct Rows {
     using scalar_t = scalar;
     using vec_t = Vec<scalar>;
-    static constexpr int D = head_size, Bc = tile_keys, NUM_WARPS = num_warps;
-    static constexpr int Br = WARP_SIZE * NUM_WARPS;
+    static constexpr int D = head_size;
     static constexpr int VECS = D / vec_t::SIZE;  // of one row
     // Rows of Q are an odd number of vecs apart: lanes that read the same column use different banks.
     static constexpr int Q_STRIDE = VECS + 1;
     static_assert(VECS % 2 == 0 && VECS * vec_t::SIZE == D, "whole vecs, an even number");
-    static_assert(Bc % KEYS == 0, "whole steps");
 };
 
 // The online softmax of one row over the keys seen so far. Only the last stage divides O by l.
@@ -82,20 +74,19 @@ __device__ void load_tile(
 // S_ij = scale · Q_i K_jᵀ for one row, with −∞ from key `visible` on.
 template <class W>
 __device__ void score(
-    float (&S)[KEYS],
+    float (&S)[KEYS],            // zeros before
     const typename W::vec_t* Q,  // shared [VECS]: the row
     const typename W::vec_t* K,  // shared [KEYS][VECS]
     int visible, float scale)
 {
-#pragma unroll
-    for (int k = 0; k < KEYS; ++k) S[k] = 0;
 #pragma unroll 2
     for (int c = 0; c < W::VECS; ++c) {
         const typename W::vec_t q = Q[c];
 #pragma unroll
         for (int k = 0; k < KEYS; ++k) {
             const typename W::vec_t key = K[k * W::VECS + c];
-            S[k] += dot(q, key);
+#pragma unroll
+            for (int n = 0; n < q.SIZE; ++n) S[k] += float(q.data[n]) * float(key.data[n]);
         }
     }
 #pragma unroll
@@ -103,7 +94,7 @@ __device__ void score(
 }
 
 // m ← max(m, rowmax S)      P = exp(S − m), which overwrites S      l ← alpha · l + rowsum P
-// Returns alpha = e^{m_old − m}. The caller multiplies O by it.
+// Returns alpha = e^{m_old − m}.
 __device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
     const float m_old = m;
 #pragma unroll
@@ -115,20 +106,22 @@ __device__ float exponentiate(float (&S)[KEYS], float& m, float& l) {
     return alpha;
 }
 
-// O ← O + P V for one row and the columns of vec c.
+// O ← alpha · O + P V for one row.
 template <class W>
 __device__ void add_PV(
-    float* O,                    // registers [vec_t::SIZE]
-    const float (&P)[KEYS],
-    const typename W::vec_t* V,  // shared [KEYS][VECS]
-    int c)
+    float (&O)[W::D], float alpha, const float (&P)[KEYS],
+    const typename W::vec_t* V)  // shared [KEYS][VECS]
 {
 #pragma unroll
-    for (int k = 0; k < KEYS; ++k) {
-        const typename W::vec_t v = V[k * W::VECS + c];
+    for (int d = 0; d < W::D; ++d) O[d] *= alpha;
 #pragma unroll
-        for (int n = 0; n < W::vec_t::SIZE; ++n) O[n] += P[k] * float(v.data[n]);
-    }
+    for (int c = 0; c < W::VECS; ++c)
+#pragma unroll
+        for (int k = 0; k < KEYS; ++k) {
+            const typename W::vec_t v = V[k * W::VECS + c];
+#pragma unroll
+            for (int n = 0; n < v.SIZE; ++n) O[c * v.SIZE + n] += P[k] * float(v.data[n]);
+        }
 }
 
 // Each warp owns 32 rows and sees all keys of the tile. This thread attends with its own row.
@@ -142,15 +135,11 @@ __device__ void attend_to_tile(
 {
     const int visible = visible_keys(first + threadIdx.x, T, S, causal) - j;  // of this tile
 #pragma unroll 1
-    for (int step = 0; step < W::Bc && step < visible; step += KEYS) {
-        float P[KEYS];
+    for (int step = 0; step < Bc && step < visible; step += KEYS) {
+        float P[KEYS] = {};
         score<W>(P, Q_i + threadIdx.x * W::Q_STRIDE, K_j + step * W::VECS, visible - step, scale);
         const float alpha = exponentiate(P, row.m, row.l);
-#pragma unroll
-        for (int d = 0; d < W::D; ++d) row.O[d] *= alpha;
-#pragma unroll
-        for (int c = 0; c < W::VECS; ++c)
-            add_PV<W>(row.O + c * W::vec_t::SIZE, P, V_j + step * W::VECS, c);
+        add_PV<W>(row.O, alpha, P, V_j + step * W::VECS);
     }
 }
 
@@ -187,8 +176,8 @@ __device__ void write_tile(
 // ----------------------------------------------------------------------------------- the kernel
 
 // Grid: (⌈T / Br⌉, H, B). Dynamic shared memory: Q_i, K_j, V_j.
-template <typename scalar_t, int D, int Bc, int NUM_WARPS>
-__global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kernel(
+template <typename scalar_t, int D>
+__global__ void __launch_bounds__(Br, 1) flash_attention_kernel(
     scalar_t* __restrict__ out,      // O [B, H, T, D], strides o_batch, o_head, o_row, 1
     float* __restrict__ lse,         // L [B, H, T]
     const scalar_t* __restrict__ q,  // [B, H, T, D]
@@ -198,15 +187,15 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     int64_t o_batch, int64_t o_head, int64_t o_row, int64_t q_batch, int64_t q_head, int64_t q_row,
     int64_t k_batch, int64_t k_head, int64_t k_row, int64_t v_batch, int64_t v_head, int64_t v_row)
 {
-    using W = Tiles<scalar_t, D, Bc, NUM_WARPS>;
+    using W = Rows<scalar_t, D>;
     extern __shared__ __align__(16) unsigned char shared[];
     auto* Q_i = reinterpret_cast<typename W::vec_t*>(shared);  // [Br][Q_STRIDE]
-    auto* K_j = Q_i + W::Br * W::Q_STRIDE;                     // [Bc][VECS]
+    auto* K_j = Q_i + Br * W::Q_STRIDE;                     // [Bc][VECS]
     auto* V_j = K_j + Bc * W::VECS;                            // [Bc][VECS]
 
     const int64_t batch = blockIdx.z, head = blockIdx.y, kv_head = head / (gridDim.y / num_kv_heads);
-    const int64_t first = int64_t(blockIdx.x) * W::Br;
-    const int rows = min(T - int(first), W::Br);
+    const int64_t first = int64_t(blockIdx.x) * Br;
+    const int rows = min(T - int(first), Br);
     const int keys = visible_keys(first + rows - 1, T, S, causal);  // of the tile's last row, which sees most
     out += batch * o_batch + head * o_head + first * o_row;
     lse += (batch * gridDim.y + head) * T + first;
@@ -215,7 +204,7 @@ __global__ void __launch_bounds__(NUM_WARPS * WARP_SIZE, 1) flash_attention_kern
     v += batch * v_batch + kv_head * v_head;
 
     Row<W> row;
-    load_tile<W, W::Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
+    load_tile<W, Br, W::Q_STRIDE>(Q_i, q, q_row, rows);
     for (int j = 0; j < keys; j += Bc) {  // skips the tiles outside the mask
         __syncthreads();                  // K_j and V_j have been read
         load_tile<W, Bc, W::VECS>(K_j, k + j * k_row, k_row, keys - j);

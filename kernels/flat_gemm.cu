@@ -34,14 +34,6 @@ struct alignas(sizeof(T) * N) Vec {
     T data[N];
 };
 
-template <typename T, int N>
-__device__ float dot(const Vec<T, N>& a, const Vec<T, N>& b) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < N; ++i) sum += float(a.data[i]) * float(b.data[i]);
-    return sum;
-}
-
 // Add the values of all lanes by a butterfly of shuffles. Every lane gets the sum.
 __device__ float add_lanes(float value) {
 #pragma unroll
@@ -69,7 +61,9 @@ __device__ void multiply_vecs(
         for (int m = 0; m < ROWS; ++m) {
             const vec_t x_vec = *reinterpret_cast<const vec_t*>(x + min(m, rows - 1) * x_stride + k);
 #pragma unroll
-            for (int n = 0; n < COLUMNS; ++n) sums[m][n] += dot(x_vec, w_vecs[n]);
+            for (int n = 0; n < COLUMNS; ++n)
+#pragma unroll
+                for (int i = 0; i < VEC; ++i) sums[m][n] += float(x_vec.data[i]) * float(w_vecs[n].data[i]);
         }
     }
 }
@@ -136,10 +130,6 @@ struct alignas(32) Stage {
 
 template <int M_TILES>
 using Sums = wmma::fragment<wmma::accumulator, B_N, TILE_M, STEP_K, float>[M_TILES];
-
-// The sums of a warp in shared memory, transposed as out is. Rows are a multiple of 16 bytes apart.
-template <int M_TILES>
-using WarpSums = float[M_TILES * TILE_M][B_N + 4];
 
 // Start to copy 16 bytes, global → shared, or to write zeros if they do not exist. Wait before reading.
 __device__ void copy_async(void* shared, const void* global, bool exist) {
@@ -231,8 +221,9 @@ __device__ void write_tile(
     Ring* rings,    // shared [NUM_WARPS]; a warp stores its sums over its own ring
     int M, int columns, int N)
 {
-    static_assert(sizeof(WarpSums<M_TILES>) <= sizeof(Ring), "the sums fit in the ring");
-    const auto sums_of = [&](int warp) -> auto& { return reinterpret_cast<WarpSums<M_TILES>&>(rings[warp]); };
+    using WarpSums = float[M_TILES * TILE_M][B_N + 4];  // as out lies, rows a multiple of 16 bytes apart
+    static_assert(sizeof(WarpSums) <= sizeof(Ring), "the sums fit in the ring");
+    const auto sums_of = [&](int warp) -> auto& { return reinterpret_cast<WarpSums&>(rings[warp]); };
     auto& mine = sums_of(threadIdx.x / WARP_SIZE);
     __syncwarp();  // the last stages have been read
 #pragma unroll

@@ -12,9 +12,7 @@
 //     vec            the elements that a thread reads at once; in QK, the threads of a thread group
 //                    together read 16 bytes of scalar_t
 //
-// paged_attention_v1_kernel: one thread block sees all tokens of a sequence and writes out and lse.
-// paged_attention_v2_kernel: thread block z sees the tokens of partition z, PARTITION_SIZE at most. It
-// writes lesson 3's Partial(m, l, acc), and paged_attention_merge_kernel merges these.
+// v1 is one kernel. v2 is a kernel that writes lesson 3's Partial(m, l, acc) of each partition, and their merge.
 // paged_attention_grouped.cu has the variant that reads K and V once for several query heads.
 
 #include <cuda_bf16.h>
@@ -22,16 +20,14 @@
 #include <cuda_fp8.h>
 #include <stdint.h>
 
-constexpr int WARP_SIZE = 32;
+constexpr int WARP_SIZE = 32, NUM_WARPS = 4, NUM_THREADS = NUM_WARPS * WARP_SIZE;  // of a thread block
 constexpr unsigned ALL_LANES = 0xffffffff;
 
-__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
-__device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-// N neighbouring elements, at most 16 bytes, that one instruction moves.
+// N neighbouring elements. One instruction moves at most 16 bytes of them.
 template <typename T, int N>
-struct alignas(sizeof(T) * N) Vec {
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
     T data[N];
 };
 
@@ -44,68 +40,61 @@ __device__ float dot(const Vec<A, N>& a, const Vec<B, N>& b) {
 }
 
 // How the threads of a thread block share the work. The stages call it W.
-template <typename scalar, typename cache, int head_size, int block_size, int num_threads>
+template <typename scalar, typename cache, int head_size, int block_size>
 struct Workers {
     using scalar_t = scalar;  // of q and out
     using cache_t = cache;    // of the caches: scalar_t or float8
     static constexpr int HEAD_SIZE = head_size, BLOCK_SIZE = block_size;
-    static constexpr int NUM_WARPS = num_threads / WARP_SIZE;
     // QK: k_cache [num_blocks, num_kv_heads, HEAD_SIZE / X, BLOCK_SIZE, X]
     static constexpr int X = 16 / sizeof(cache_t);
-    static constexpr int THREAD_GROUP_SIZE = larger(WARP_SIZE / BLOCK_SIZE, 1);
-    static constexpr int GROUPS_PER_WARP = WARP_SIZE / THREAD_GROUP_SIZE;
-    static constexpr int TOKENS_PER_GROUP = divide_up(BLOCK_SIZE, WARP_SIZE);  // of one block
-    static constexpr int VEC_SIZE = larger(16 / (THREAD_GROUP_SIZE * sizeof(scalar_t)), 1);
+    static constexpr int THREAD_GROUP_SIZE = WARP_SIZE / BLOCK_SIZE;  // a thread group per token
+    static constexpr int VEC_SIZE = 16 / (THREAD_GROUP_SIZE * sizeof(scalar_t));
     static constexpr int NUM_VECS = HEAD_SIZE / VEC_SIZE;  // of one query, of one key
     static constexpr int VECS_PER_THREAD = NUM_VECS / THREAD_GROUP_SIZE;
     using Q_vec = Vec<scalar_t, VEC_SIZE>;
     using K_vec = Vec<cache_t, VEC_SIZE>;
     // PV: v_cache [num_blocks, num_kv_heads, HEAD_SIZE, BLOCK_SIZE]; a row is one element of the head
-    static constexpr int V_VEC_SIZE = smaller(16 / sizeof(scalar_t), BLOCK_SIZE);  // tokens
+    static constexpr int V_VEC_SIZE = 16 / sizeof(scalar_t);  // tokens
     static constexpr int VECS_PER_ROW = BLOCK_SIZE / V_VEC_SIZE;
     static constexpr int ROWS_PER_STEP = WARP_SIZE / VECS_PER_ROW;  // rows that a warp reads at once
     static constexpr int ROWS_PER_THREAD = divide_up(HEAD_SIZE, ROWS_PER_STEP);
     using V_vec = Vec<cache_t, V_VEC_SIZE>;
+    using weights_t = Vec<float, V_VEC_SIZE>;
 
     // This thread in its thread group.
     __device__ static int member() { return threadIdx.x % THREAD_GROUP_SIZE; }
     // The r-th row of this thread. Rows from HEAD_SIZE on do not exist.
-    __device__ static int row(int r) {
-        return r * ROWS_PER_STEP + threadIdx.x % WARP_SIZE / VECS_PER_ROW;
-    }
-    // VECS_PER_ROW lanes share a row. The first of them stores its sum.
-    __device__ static bool stores_row() { return threadIdx.x % VECS_PER_ROW == 0; }
+    __device__ static int row(int r) { return r * ROWS_PER_STEP + threadIdx.x % WARP_SIZE / VECS_PER_ROW; }
 
-    static_assert(num_threads % WARP_SIZE == 0, "whole warps");
-    static_assert((NUM_WARPS & (NUM_WARPS - 1)) == 0, "add_warps halves the number of warps");
+    static_assert(BLOCK_SIZE == 8 || BLOCK_SIZE == 16 || BLOCK_SIZE == 32, "whole thread groups and vecs");
     static_assert(HEAD_SIZE % X == 0, "the layout of k_cache has HEAD_SIZE / X rows of 16 bytes");
     static_assert(NUM_VECS % THREAD_GROUP_SIZE == 0, "a thread group reads whole vecs");
-    static_assert(BLOCK_SIZE % V_VEC_SIZE == 0, "a row is whole vecs");
-    static_assert(WARP_SIZE % VECS_PER_ROW == 0, "a warp reads whole rows");
 };
 
-// The tokens of a sequence that one thread block sees: whole blocks, of which the last may not be full.
+// What one thread block sees of the caches: tokens of one sequence and one KV head, in whole blocks, of which
+// the last may not be full.
 template <class W>
 struct Span {
-    int first_block, end_block;
-    int seq_len;
+    const typename W::cache_t* k_cache;  // of the KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
+    const typename W::cache_t* v_cache;  // of the KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
+    int64_t kv_block_stride;
+    const int* block_table;  // [max_num_blocks]
+    int first_block, end_block, seq_len;
 
     __device__ int first_token() const { return first_block * W::BLOCK_SIZE; }
     __device__ int num_slots() const { return (end_block - first_block) * W::BLOCK_SIZE; }
+    __device__ auto* keys(int block) const { return k_cache + offset(block); }
+    __device__ auto* values(int block) const { return v_cache + offset(block); }
+    __device__ int64_t offset(int block) const { return int64_t(block_table[block]) * kv_block_stride; }
 };
 
 // Lesson 3's summary of a span. A thread has only its own rows of acc.
 template <class W>
 struct Partial {
-    float m, l, acc[W::ROWS_PER_THREAD];
+    float m = -INFINITY, l = 0, acc[W::ROWS_PER_THREAD] = {};
 };
 
-struct Max {
-    __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Sum {
-    __device__ float operator()(float a, float b) const { return a + b; }
-};
+__device__ float add(float a, float b) { return a + b; }
 
 // Combine the values of lanes that are a multiple of NEAREST apart, by a butterfly of shuffles.
 template <int NEAREST, int FARTHEST = WARP_SIZE / 2, typename Op>
@@ -118,7 +107,7 @@ __device__ float reduce_lanes(float value, Op op) {
 
 // Combine the values of all threads: first the lanes of each warp, then the warps. Every thread gets
 // the result.
-template <int NUM_WARPS, int NEAREST, typename Op>
+template <int NEAREST, typename Op>
 __device__ float reduce_thread_block(
     float value,
     float* scratch,  // shared [NUM_WARPS]
@@ -161,51 +150,53 @@ __device__ void load_key(
     }
 }
 
-// Add the parts of q·k that the members of a thread group have computed, and return the score of the key:
-// −∞ after the end of the sequence. Every member gets it.
+// The score of one key, −∞ after the end of the sequence. The members of a thread group add their parts of
+// q·k. Each of them gets the score.
 template <class W>
-__device__ float complete_score(float qk, int token, int seq_len, float scale, float slope) {
-    qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, Sum());
+__device__ float score_key(
+    const typename W::Q_vec* q_vecs,  // shared [NUM_VECS]
+    const typename W::K_vec (&k_vecs)[W::VECS_PER_THREAD],
+    int token, int seq_len, float scale, float slope)
+{
+    float qk = 0;
+#pragma unroll
+    for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
+        const typename W::Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + W::member()];
+        qk += dot(q_vec, k_vecs[j]);
+    }
+    qk = reduce_lanes<1, W::THREAD_GROUP_SIZE / 2>(qk, add);
     const float bias = slope * (token - (seq_len - 1));
     // A slot without a token may hold anything, also NaN: select its score, do not add to it.
     return token < seq_len ? scale * qk + bias : -INFINITY;
 }
 
+// Load each key of the span in turn, and call `score` with its token and this thread's vecs of it.
+template <class W, class Score>
+__device__ void for_each_key(Span<W> span, Score score) {
+    const int warp = threadIdx.x / WARP_SIZE;
+    const int offset = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // of the token in its block
+    for (int block = span.first_block + warp; block < span.end_block; block += NUM_WARPS) {
+        typename W::K_vec k_vecs[W::VECS_PER_THREAD];
+        load_key<W>(k_vecs, span.keys(block) + offset * W::X);
+        score(block * W::BLOCK_SIZE + offset, k_vecs);
+    }
+}
+
 // The scores of all keys of the span. Returns the largest score that this thread has seen.
 template <class W>
 __device__ float score_keys(
-    float* scores,                       // shared [num_slots]
-    const typename W::Q_vec* q_vecs,     // shared [NUM_VECS]
-    const typename W::cache_t* k_cache,  // of this KV head: [blocks][HEAD_SIZE / X][BLOCK_SIZE][X]
-    int64_t kv_block_stride,
-    const int* block_table,  // [max_num_blocks]
+    float* scores,                    // shared [num_slots]
+    const typename W::Q_vec* q_vecs,  // shared [NUM_VECS]
     Span<W> span, float scale, float slope)
 {
-    const int warp = threadIdx.x / WARP_SIZE;
-    const int group = threadIdx.x % WARP_SIZE / W::THREAD_GROUP_SIZE;  // in its warp
     float m = -INFINITY;
-
-    for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
-        const auto* k_block = k_cache + int64_t(block_table[block]) * kv_block_stride;
+    for_each_key<W>(span, [&](int token, const auto& k_vecs) {
         // Without this fence the compiler keeps all of q_vecs in registers, and registers spill.
         if (W::VECS_PER_THREAD * W::VEC_SIZE > 64) __syncwarp();
-
-        for (int i = 0; i < W::TOKENS_PER_GROUP; ++i) {
-            const int offset = group + i * W::GROUPS_PER_WARP;  // of the token in its block
-            const int token = block * W::BLOCK_SIZE + offset;
-            typename W::K_vec k_vecs[W::VECS_PER_THREAD];
-            load_key<W>(k_vecs, k_block + offset * W::X);
-            float qk = 0;
-#pragma unroll
-            for (int j = 0; j < W::VECS_PER_THREAD; ++j) {
-                const typename W::Q_vec q_vec = q_vecs[j * W::THREAD_GROUP_SIZE + W::member()];
-                qk += dot(q_vec, k_vecs[j]);
-            }
-            const float score = complete_score<W>(qk, token, span.seq_len, scale, slope);
-            if (W::member() == 0) scores[token - span.first_token()] = score;
-            m = fmaxf(m, score);
-        }
-    }
+        const float score = score_key<W>(q_vecs, k_vecs, token, span.seq_len, scale, slope);
+        if (W::member() == 0) scores[token - span.first_token()] = score;
+        m = fmaxf(m, score);
+    });
     return m;
 }
 
@@ -222,16 +213,6 @@ __device__ float exponentiate(
         l += weight;
     }
     return l;
-}
-
-// Shared → registers: the weights of V_VEC_SIZE tokens.
-template <class W>
-__device__ Vec<float, W::V_VEC_SIZE> load_weights(const float* weights) {
-    Vec<float, W::V_VEC_SIZE> w;
-#pragma unroll
-    for (int i = 0; i < W::V_VEC_SIZE; i += 4)
-        *reinterpret_cast<float4*>(w.data + i) = *reinterpret_cast<const float4*>(weights + i);
-    return w;
 }
 
 // Global → registers: one row of V_VEC_SIZE values. Only the first `live` of them belong to tokens. The
@@ -253,38 +234,35 @@ __device__ typename W::V_vec load_values(const typename W::cache_t* v_row, int l
 template <class W>
 __device__ void weigh_values(
     float (&acc)[W::ROWS_PER_THREAD],
-    const float* weights,                // shared [num_slots]
-    const typename W::cache_t* v_cache,  // of this KV head: [blocks][HEAD_SIZE][BLOCK_SIZE]
-    int64_t kv_block_stride,
-    const int* block_table,  // [max_num_blocks]
+    const float* weights,  // shared [num_slots]
     Span<W> span)
 {
     const int warp = threadIdx.x / WARP_SIZE;
-    const int offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;  // of its tokens in the block
+    // Of its tokens in the block. With an int, the compiler would compute the address of each row anew.
+    const int64_t offset = threadIdx.x % W::VECS_PER_ROW * W::V_VEC_SIZE;
 
-    for (int block = span.first_block + warp; block < span.end_block; block += W::NUM_WARPS) {
-        const auto* v_block = v_cache + int64_t(block_table[block]) * kv_block_stride;
-        const int token = block * W::BLOCK_SIZE + offset;
-        const auto w = load_weights<W>(weights + token - span.first_token());
+    for (int block = span.first_block + warp; block < span.end_block; block += NUM_WARPS) {
+        const auto* v_row = span.values(block) + W::row(0) * W::BLOCK_SIZE + offset;
+        const int token = block * W::BLOCK_SIZE + offset, live = span.seq_len - token;
+        const auto w = *reinterpret_cast<const typename W::weights_t*>(weights + token - span.first_token());
 #pragma unroll
         for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-            if (W::row(r) < W::HEAD_SIZE) {
-                const auto* v_row = v_block + W::row(r) * W::BLOCK_SIZE + offset;
-                acc[r] += dot(w, load_values<W>(v_row, span.seq_len - token));
-            }
+            if (W::row(r) < W::HEAD_SIZE)
+                acc[r] += dot(w, load_values<W>(v_row + r * W::ROWS_PER_STEP * W::BLOCK_SIZE, live));
     }
 #pragma unroll
     for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
-        acc[r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[r], Sum());
+        acc[r] = reduce_lanes<1, W::VECS_PER_ROW / 2>(acc[r], add);
 }
 
-// Registers → memory: the rows of this thread, times `factor`.
+// Registers → memory: the rows of this thread, times `factor`. VECS_PER_ROW lanes share a row, and the first
+// of them writes it.
 template <class W, typename out_t>
 __device__ void write_rows(
     out_t* out,  // [HEAD_SIZE]
     const float (&acc)[W::ROWS_PER_THREAD], float factor)
 {
-    if (!W::stores_row()) return;
+    if (threadIdx.x % W::VECS_PER_ROW != 0) return;
 #pragma unroll
     for (int r = 0; r < W::ROWS_PER_THREAD; ++r)
         if (W::row(r) < W::HEAD_SIZE) out[W::row(r)] = out_t(acc[r] * factor);
@@ -298,7 +276,7 @@ __device__ void add_warps(
     float* scratch)  // shared [NUM_WARPS / 2][HEAD_SIZE]
 {
     const int warp = threadIdx.x / WARP_SIZE;
-    for (int half = W::NUM_WARPS / 2; half > 0; half /= 2) {
+    for (int half = NUM_WARPS / 2; half > 0; half /= 2) {
         float* sums = scratch + warp % half * W::HEAD_SIZE;
         __syncthreads();  // all warps have read what is overwritten now
         if (warp >= half && warp < 2 * half) write_rows<W>(sums, acc, 1);
@@ -310,61 +288,44 @@ __device__ void add_warps(
     }
 }
 
-// Whether the sequence has keys, and not more than the launch was made for.
-__device__ bool has_keys(int seq_len, int max_seq_len) {
-    return 0 < seq_len && seq_len <= max_seq_len;
-}
+// Whether the launch was made for this length. The results of other lengths are NaN.
+__device__ bool is_allowed(int seq_len, int max_seq_len) { return 0 <= seq_len && seq_len <= max_seq_len; }
 
-// The span of partition blockIdx.z. It has no slots if the sequence ends before it, or is not allowed.
-template <class W, int PARTITION_SIZE>
-__device__ Span<W> span_of_partition(int seq_len, int max_seq_len) {
-    static_assert(PARTITION_SIZE % W::BLOCK_SIZE == 0, "a partition is whole blocks");
-    constexpr int PARTITION_BLOCKS = PARTITION_SIZE / W::BLOCK_SIZE;
-    const int first_block = blockIdx.z * PARTITION_BLOCKS;
-    const int num_blocks = has_keys(seq_len, max_seq_len) ? divide_up(seq_len, W::BLOCK_SIZE) : 0;
-    return {first_block, min(first_block + PARTITION_BLOCKS, num_blocks), seq_len};
-}
-
-// The output of a sequence without keys is 0 and its lse is −∞. A length that is not allowed gives NaN.
-template <typename scalar_t>
-__device__ void write_without_keys(
-    scalar_t* out,  // [head_size]
-    float* lse,     // [1]
-    int head_size, int seq_len)
+// The span of partition blockIdx.z. It has no slots if the sequence ends before it, or is not allowed. The
+// arguments are those of the kernels.
+template <class W>
+__device__ Span<W> span_of_partition(
+    int partition_blocks, int kv_head, const typename W::cache_t* k_cache,
+    const typename W::cache_t* v_cache, const int* block_tables, const int* seq_lens, int max_seq_len,
+    int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
 {
-    for (int row = threadIdx.x; row < head_size; row += blockDim.x)
-        out[row] = scalar_t(seq_len == 0 ? 0.0f : NAN);
-    if (threadIdx.x == 0) *lse = seq_len == 0 ? -INFINITY : NAN;
+    const int seq = blockIdx.y, seq_len = seq_lens[seq], first_block = blockIdx.z * partition_blocks;
+    const int num_blocks = is_allowed(seq_len, max_seq_len) ? divide_up(seq_len, W::BLOCK_SIZE) : 0;
+    return {k_cache + kv_head * kv_head_stride, v_cache + kv_head * kv_head_stride, kv_block_stride,
+            block_tables + seq * table_stride, first_block, min(first_block + partition_blocks, num_blocks), seq_len};
 }
 
 // All stages: one query head over the keys of a span. The arguments are those of the kernels. Dynamic
 // shared memory: num_slots floats or NUM_WARPS / 2 · HEAD_SIZE floats, whichever is larger.
 template <class W>
 __device__ Partial<W> attend_to_span(
-    Span<W> span, const typename W::scalar_t* q, const typename W::cache_t* k_cache,
-    const typename W::cache_t* v_cache, const int* block_tables, const float* alibi_slopes,
-    int num_kv_heads, float scale,
-    int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
+    Span<W> span, const typename W::scalar_t* q, const float* alibi_slopes, float scale, int64_t q_stride)
 {
     __shared__ typename W::Q_vec q_vecs[W::NUM_VECS];
-    __shared__ float maxima[W::NUM_WARPS], sums[W::NUM_WARPS];
+    __shared__ float maxima[NUM_WARPS], sums[NUM_WARPS];
     extern __shared__ __align__(16) float scores[];  // [num_slots]; later the sums of warps
 
-    const int seq = blockIdx.y, head = blockIdx.x, kv_head = head / (gridDim.x / num_kv_heads);
-    k_cache += kv_head * kv_head_stride;
-    v_cache += kv_head * kv_head_stride;
-    const int* block_table = block_tables + seq * table_stride;
+    const int seq = blockIdx.y, head = blockIdx.x;
     const float slope = alibi_slopes ? alibi_slopes[head] : 0.0f;
-
-    Partial<W> partial = {};
+    Partial<W> partial;
     auto& [m, l, acc] = partial;
     load_query<W>(q_vecs, q + seq * q_stride + head * W::HEAD_SIZE);
     __syncthreads();
-    m = score_keys<W>(scores, q_vecs, k_cache, kv_block_stride, block_table, span, scale, slope);
-    m = reduce_thread_block<W::NUM_WARPS, W::THREAD_GROUP_SIZE>(m, maxima, Max());
+    m = score_keys<W>(scores, q_vecs, span, scale, slope);
+    m = reduce_thread_block<W::THREAD_GROUP_SIZE>(m, maxima, fmaxf);
     l = exponentiate<W>(scores, m, span);
-    l = reduce_thread_block<W::NUM_WARPS, 1>(l, sums, Sum());
-    weigh_values<W>(acc, scores, v_cache, kv_block_stride, block_table, span);
+    l = reduce_thread_block<1>(l, sums, add);
+    weigh_values<W>(acc, scores, span);
     add_warps<W>(acc, scores);
     return partial;
 }
@@ -373,7 +334,7 @@ __device__ Partial<W> attend_to_span(
 
 // One pass: a thread block sees a whole sequence, and the scores must fit in its shared memory.
 // Grid: (num_heads, num_seqs).
-template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS>
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
     scalar_t* __restrict__ out,              // [num_seqs, num_heads, HEAD_SIZE]
     float* __restrict__ lse,                 // [num_seqs, num_heads]
@@ -387,26 +348,22 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v1_kernel(
     int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride,
     float v_scale)
 {
-    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS>;
-    const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
-    const int seq_len = seq_lens[blockIdx.y];
-    out += row * HEAD_SIZE;
-    lse += row;
-    if (!has_keys(seq_len, max_seq_len)) return write_without_keys(out, lse, HEAD_SIZE, seq_len);
+    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE>;
+    const auto span = span_of_partition<W>(
+        divide_up(max_seq_len, BLOCK_SIZE), blockIdx.x / (gridDim.x / num_kv_heads), k_cache, v_cache,
+        block_tables, seq_lens, max_seq_len, kv_block_stride, kv_head_stride, table_stride);
+    auto [m, l, acc] = attend_to_span<W>(span, q, alibi_slopes, scale, q_stride);
+    if (!is_allowed(span.seq_len, max_seq_len)) l = NAN;
 
-    const Span<W> span{0, divide_up(seq_len, BLOCK_SIZE), seq_len};
-    const auto [m, l, acc] = attend_to_span<W>(
-        span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
-        kv_block_stride, kv_head_stride, table_stride);
+    const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
     // If every weight is 0, then acc is 0 already and l must not divide it.
-    if (threadIdx.x < WARP_SIZE) write_rows<W>(out, acc, l > 0 ? v_scale / l : v_scale);
-    if (threadIdx.x == 0) *lse = m + logf(l);
+    if (threadIdx.x < WARP_SIZE) write_rows<W>(out + row * HEAD_SIZE, acc, l == 0 ? v_scale : v_scale / l);
+    if (threadIdx.x == 0) lse[row] = m + logf(l);
 }
 
-// Partitions in parallel, then their merge: any length, and many SMs for a single sequence.
-// Grid: (num_heads, num_seqs, max_num_partitions). The arguments from q on are those of v1.
-template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE, int NUM_THREADS,
-          int PARTITION_SIZE>
+// Partitions in parallel, each of partition_blocks blocks: any length, and many SMs for a single sequence.
+// Grid: (num_heads, num_seqs, max_num_partitions). The arguments from q to table_stride are those of v1.
+template <typename scalar_t, typename cache_t, int HEAD_SIZE, int BLOCK_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
     float* __restrict__ m,    // [num_seqs, num_heads, max_num_partitions]
     float* __restrict__ l,    // [num_seqs, num_heads, max_num_partitions]
@@ -415,15 +372,15 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
     const cache_t* __restrict__ v_cache, const int* __restrict__ block_tables,
     const int* __restrict__ seq_lens, const float* __restrict__ alibi_slopes,
     int num_kv_heads, int max_seq_len, float scale,
-    int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride)
+    int64_t q_stride, int64_t kv_block_stride, int64_t kv_head_stride, int64_t table_stride,
+    int partition_blocks)
 {
-    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE, NUM_THREADS>;
-    const Span<W> span = span_of_partition<W, PARTITION_SIZE>(seq_lens[blockIdx.y], max_seq_len);
+    using W = Workers<scalar_t, cache_t, HEAD_SIZE, BLOCK_SIZE>;
+    const auto span = span_of_partition<W>(
+        partition_blocks, blockIdx.x / (gridDim.x / num_kv_heads), k_cache, v_cache, block_tables,
+        seq_lens, max_seq_len, kv_block_stride, kv_head_stride, table_stride);
     if (span.num_slots() <= 0) return;
-
-    const Partial<W> partial = attend_to_span<W>(
-        span, q, k_cache, v_cache, block_tables, alibi_slopes, num_kv_heads, scale, q_stride,
-        kv_block_stride, kv_head_stride, table_stride);
+    const auto partial = attend_to_span<W>(span, q, alibi_slopes, scale, q_stride);
 
     const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
     const int64_t index = row * gridDim.z + blockIdx.z;  // of [num_seqs, num_heads, max_num_partitions]
@@ -437,7 +394,7 @@ __global__ void __launch_bounds__(NUM_THREADS, 1) paged_attention_v2_kernel(
 // The second kernel of v2: lesson 3's merge of the partitions of one head, for any number of them.
 //     m = max mᵢ        l = Σ exp(mᵢ − m) · lᵢ        out = v_scale · Σ exp(mᵢ − m) · accᵢ / l
 // Grid: (num_heads, num_seqs).
-template <typename scalar_t, int HEAD_SIZE, int NUM_THREADS>
+template <typename scalar_t, int HEAD_SIZE>
 __global__ void __launch_bounds__(NUM_THREADS) paged_attention_merge_kernel(
     scalar_t* __restrict__ out,        // [num_seqs, num_heads, HEAD_SIZE]
     float* __restrict__ lse,           // [num_seqs, num_heads]
@@ -447,32 +404,28 @@ __global__ void __launch_bounds__(NUM_THREADS) paged_attention_merge_kernel(
     const int* __restrict__ seq_lens,  // [num_seqs]
     int max_num_partitions, int partition_size, int max_seq_len, float v_scale)
 {
-    constexpr int NUM_WARPS = NUM_THREADS / WARP_SIZE;
     __shared__ float maxima[NUM_WARPS], sums[NUM_WARPS];
 
     const int64_t row = int64_t(blockIdx.y) * gridDim.x + blockIdx.x;  // of [num_seqs, num_heads]
     const int seq_len = seq_lens[blockIdx.y];
-    out += row * HEAD_SIZE;
-    lse += row;
-    if (!has_keys(seq_len, max_seq_len)) return write_without_keys(out, lse, HEAD_SIZE, seq_len);
-
-    const int num_partitions = divide_up(seq_len, partition_size);
+    const bool allowed = is_allowed(seq_len, max_seq_len);
+    const int num_partitions = allowed ? divide_up(seq_len, partition_size) : 0;
     m += row * max_num_partitions;
     l += row * max_num_partitions;
     acc += row * max_num_partitions * HEAD_SIZE;
 
-    float m_all = -INFINITY, l_all = 0;
+    float m_all = -INFINITY, l_all = allowed ? 0 : NAN;
     for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS) m_all = fmaxf(m_all, m[i]);
-    m_all = reduce_thread_block<NUM_WARPS, 1>(m_all, maxima, Max());
+    m_all = reduce_thread_block<1>(m_all, maxima, fmaxf);
     for (int i = threadIdx.x; i < num_partitions; i += NUM_THREADS)
         l_all += expf(m[i] - finite(m_all)) * l[i];
-    l_all = reduce_thread_block<NUM_WARPS, 1>(l_all, sums, Sum());
+    l_all = reduce_thread_block<1>(l_all, sums, add);
 
     for (int d = threadIdx.x; d < HEAD_SIZE; d += NUM_THREADS) {
         float acc_all = 0;
         for (int i = 0; i < num_partitions; ++i)
             acc_all += expf(m[i] - finite(m_all)) * acc[int64_t(i) * HEAD_SIZE + d];
-        out[d] = scalar_t(v_scale * acc_all / (l_all > 0 ? l_all : 1));
+        out[row * HEAD_SIZE + d] = scalar_t(v_scale * acc_all / (l_all == 0 ? 1 : l_all));
     }
-    if (threadIdx.x == 0) *lse = m_all + logf(l_all);
+    if (threadIdx.x == 0) lse[row] = m_all + logf(l_all);
 }

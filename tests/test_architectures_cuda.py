@@ -22,12 +22,6 @@ pytestmark = pytest.mark.slow
 
 flat = importlib.import_module("pagewise.flash_decoding_plus_plus.flat_gemm")
 
-KERNELS = {
-    paged: ("attention_kernel", "merge_kernel"),
-    flash: ("flash_kernel",),
-    flat: ("gemv_kernel", "flat_gemm_kernel"),
-}
-
 
 class StandIn:
     """Notes (kernel, dynamic shared memory) of each launch."""
@@ -44,10 +38,9 @@ class StandIn:
 def launches(sm, monkeypatch):
     """The launches of the test so far, for a GPU of this architecture."""
     noted = []
-    for module, names in KERNELS.items():
-        for name in names:
-            make = getattr(module, name)
-            monkeypatch.setattr(module, name, lambda *sizes, make=make: StandIn(make(*sizes), noted))
+    make = paged.cuda_kernel
+    for module in (paged, flash, flat):
+        monkeypatch.setattr(module, "cuda_kernel", lambda *sizes: StandIn(make(*sizes), noted))
     for module in (paged, flat):
         monkeypatch.setattr(module, "shared_bytes_limit", lambda device: SHARED_BYTES[sm])
     monkeypatch.setattr(flat, "architecture", lambda device: Architecture(sm, SHARED_BYTES[sm], num_sms=40))
@@ -80,7 +73,7 @@ HALF, BFLOAT16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 def test_paged_attention(sm, launches, shapes_unchecked):
     """Also bfloat16 and float8. Where an architecture lacks an instruction, CUDA's headers convert with integers."""
     tensors = paged_tensors(BFLOAT16, BFLOAT16, 64, 16)
-    longest = (SHARED_BYTES[sm] - paged.shared_bytes(16, tensors[0], 16)[0]) // 4 // 16 * 16
+    longest = (SHARED_BYTES[sm] - paged.static_bytes(tensors[0])) // 4 // 16 * 16
     paged_attention_v1(*tensors, max_seq_len=longest)
     with pytest.raises(ValueError, match=f"enough for {longest} tokens: use paged_attention_v2"):
         paged_attention_v1(*tensors, max_seq_len=longest + 1)

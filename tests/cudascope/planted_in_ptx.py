@@ -123,8 +123,8 @@ def tried(case: Case) -> Tried:
         torch.manual_seed(0)
         return [each.detach().contiguous().view(torch.uint8).numpy() for each in case.run()]
 
-    real = flat_gemm.flat_gemm_kernel
-    with triton_compiled(case.arch, edit=edit), mock.patch.object(flat_gemm, "flat_gemm_kernel", by_nvrtc):
+    real = flat_gemm.cuda_kernel
+    with triton_compiled(case.arch, edit=edit), mock.patch.object(flat_gemm, "cuda_kernel", by_nvrtc):
         expected = None
         for seed in SEEDS:
             with mistake(0), check(stop=False, ignore=("same value",), schedule=seed) as report:

@@ -62,11 +62,9 @@ def kernels_through_ptx(monkeypatch):
     """A function that makes the project's kernels of CUDA C++ go through PTX for an architecture from then on."""
 
     def choose(arch: str) -> None:
+        monkeypatch.setattr(paged, "CudaKernel", partial(CudaKernel, through="ptx", arch=arch))
         for module in (flash, paged, gemm):
-            monkeypatch.setattr(module, "CudaKernel", partial(CudaKernel, through="ptx", arch=arch))
-            for name in ("_kernel", "flash_kernel", "gemv_kernel", "flat_gemm_kernel"):
-                if hasattr(module, name):
-                    monkeypatch.setattr(module, name, getattr(module, name).__wrapped__)
+            monkeypatch.setattr(module, "cuda_kernel", module.cuda_kernel.__wrapped__)
 
     return choose
 

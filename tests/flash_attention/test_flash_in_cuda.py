@@ -154,7 +154,7 @@ MISTAKES = {
     "the row stride of k for v": ("v + j * v_row", "v + j * k_row"),
     "KV heads dealt in turn": ("kv_head = head / (gridDim.y / num_kv_heads)", "kv_head = head % num_kv_heads"),
     "lse without m": ("= row.m + logf(row.l)", "= logf(row.l)"),
-    "O not rescaled": ("row.O[d] *= alpha;", ";"),
+    "O not rescaled": ("O[d] *= alpha;", ";"),
     "mask from the top left": ("max(row + S - T + 1, 0)", "min(row + 1, S)"),
     "scale forgotten": ("? scale * S[k] :", "? S[k] :"),
     "l not divided by": ("row.l > 0 ? 1 / row.l : row.l", "1"),
@@ -163,8 +163,8 @@ MISTAKES = {
 
 def with_source(monkeypatch, source):
     """Launch the kernel of this source instead."""
-    make = in_cuda.flash_kernel
-    monkeypatch.setattr(in_cuda, "flash_kernel", lambda *sizes: CudaKernel(source, make(*sizes).name))
+    make = in_cuda.cuda_kernel
+    monkeypatch.setattr(in_cuda, "cuda_kernel", lambda *sizes: CudaKernel(source, make(*sizes).name))
 
 
 @pytest.mark.parametrize("mistake", one_in_three([*MISTAKES]))
@@ -266,7 +266,7 @@ COMPILED = [
 
 @pytest.mark.parametrize(("instantiation", "arch"), in_turns(COMPILED, ARCHITECTURES))
 def test_compiles_without_spills(instantiation, arch):
-    resources = in_cuda.flash_kernel(*instantiation).resources(arch)
+    resources = in_cuda.cuda_kernel(in_cuda.SOURCE, "flash_attention_kernel", *instantiation).resources(arch)
     assert resources.spilled_bytes == 0
     assert resources.shared_bytes == 0  # all of it dynamic: see `tile_bytes`
 

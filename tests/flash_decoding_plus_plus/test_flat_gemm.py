@@ -6,6 +6,7 @@ a GPU becomes a line of the table in RESOURCES.md.
 
 import importlib
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -248,9 +249,8 @@ def with_source(monkeypatch, right, wrong):
     """Launch kernels in whose source `right` is `wrong` instead."""
     assert SOURCE.count(right) == 1, right
     source = SOURCE.replace(right, wrong)
-    for name in ("gemv_kernel", "flat_gemm_kernel"):
-        make = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *sizes, make=make: CudaKernel(source, make(*sizes).name))
+    make = module.cuda_kernel
+    monkeypatch.setattr(module, "cuda_kernel", lambda *sizes: CudaKernel(source, make(*sizes).name))
     return source.splitlines()
 
 
@@ -328,15 +328,16 @@ def test_planted_mistakes_are_caught(kernel, mistake, monkeypatch, canaries):
 # ------------------------------------------------------------------------------------------ compiled, without a GPU
 
 ARCHITECTURES = ("sm_80", "sm_90")
+kernel_of = partial(module.cuda_kernel, module.SOURCE)
 ON_CUDA_CORES = [
-    (module.gemv_kernel, dtype, rows, vec)
+    ("gemv_kernel", dtype, rows, vec)
     for dtype in DTYPES
     for rows in module.ROWS_AT_ONCE
     for vec in (16 // dtype.itemsize, 1)
     if is_full() or (dtype != torch.bfloat16 and rows == 8 and vec > 1)  # the most sums
 ]
 ON_TENSOR_CORES = [
-    (module.flat_gemm_kernel, dtype, m_tiles, num_stages, vec)
+    ("flat_gemm_kernel", dtype, m_tiles, num_stages, vec)
     for dtype in DTYPES[1:]
     for m_tiles in range(1, 9)
     for num_stages in ((2, 3, 4) if m_tiles < 8 else (2, 4))
@@ -346,13 +347,12 @@ ON_TENSOR_CORES = [
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("kind", ON_CUDA_CORES + ON_TENSOR_CORES, ids=lambda kind: kind[0](*kind[1:]).name)
+@pytest.mark.parametrize("kind", ON_CUDA_CORES + ON_TENSOR_CORES, ids=lambda kind: kernel_of(*kind).name)
 def test_compiles_without_spills(kind, arch):
-    make, *sizes = kind
-    kernel = make(*sizes)
+    kernel, (name, *sizes) = kernel_of(*kind), kind
     resources = kernel.resources(arch)
     assert resources.spilled_bytes == 0
-    if make is module.flat_gemm_kernel:
+    if name == "flat_gemm_kernel":
         assert resources.shared_bytes == 0  # all of it dynamic: see `stage_bytes`
         m_tiles = sizes[1]  # from 5 on shared memory holds two
         assert resources.thread_blocks_per_sm(module.NUM_THREADS) >= (3 if m_tiles <= 4 else 2)
@@ -400,12 +400,17 @@ def test_rows_whose_ring_does_not_fit_are_halved(monkeypatch, kernel_device):
     assert flat_gemm(x, w).equal(whole)
 
 
+def only(known, path, name, *sizes):
+    assert name == known
+    return kernel_of(name, *sizes)
+
+
 def test_before_sm_80_cuda_cores_multiply(monkeypatch, kernel_device):
     """A T4 lacks asynchronous copies: flat_gemm and the dataflow take the other kernel, and tensor cores refuse."""
     x, w = random_matrices(9, 37, 200, device=kernel_device)
     expected = module.on_cuda_cores(x, w)
     monkeypatch.setattr(module, "architecture", lambda device: Architecture(75, SHARED_BYTES[75], num_sms=40))
-    monkeypatch.setattr(module, "flat_gemm_kernel", None)
+    monkeypatch.setattr(module, "cuda_kernel", partial(only, "gemv_kernel"))
     assert flat_gemm(x, w).equal(expected)
     assert PRODUCTS["flat_gemm"](x, w).equal(expected)
     with pytest.raises(ValueError, match=r"needs .* a GPU from sm_80 on, got torch.float16 on sm_75: use flat_gemm"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from covering import all_cases, covering, in_turns, is_full, label, one_in_three
 from paged_cases import ARGUMENTS, changed, dense, in_other_blocks, paged_inputs
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudascope
 from conftest import assert_results
@@ -23,7 +24,7 @@ from pagewise.paged_attention import (
     paged_attention_v2,
 )
 from pagewise.paged_attention import in_cuda as paged_cuda
-from pagewise.paged_attention.in_cuda import attention_kernel, merge_kernel
+from pagewise.paged_attention.in_cuda import cuda_kernel
 from pagewise.paged_attention.vllm import query_heads_per_thread_block
 from pagewise.paged_blocks.cache import to_vllm_layout
 from pagewise.tools.work import count_work
@@ -146,7 +147,8 @@ SHARED_MISTAKES = {  # in the stages of paged_attention.cu, which v1, v2 and the
     "masked scores 0, and counted": ("scale * qk + bias : -INFINITY", "scale * qk + bias : 0.0f"),
     "values past the end not zeroed": ("if (i >= live) v_vec.data[i] = cache_t(0.0f);", ";"),
     "one value too many zeroed": ("if (i >= live)", "if (i + 1 >= live)"),
-    "the next KV head": ("k_cache += kv_head *", "k_cache += (kv_head ^ 1) *"),
+    "the next KV head's values": ("v_cache + kv_head *", "v_cache + (kv_head ^ 1) *"),
+    "the next KV head": ("k_cache + kv_head *", "k_cache + (kv_head ^ 1) *"),
     "scale after the bias": ("scale * qk + bias", "scale * (qk + bias)"),
     "bias off by one": ("(token - (seq_len - 1))", "(token - seq_len)"),
     "x taken for the thread group's": ("X = 16 / sizeof(cache_t)", "X = 16 / sizeof(scalar_t)"),
@@ -156,51 +158,50 @@ SHARED_MISTAKES = {  # in the stages of paged_attention.cu, which v1, v2 and the
     "lanes left out of the sum": ("<1, W::THREAD_GROUP_SIZE / 2>(qk", "<2, W::THREAD_GROUP_SIZE / 2>(qk"),
 }  # fmt: skip
 MISTAKES_OF_V1_AND_V2 = {
-    "sums of half the warps": ("int half = W::NUM_WARPS / 2;", "int half = W::NUM_WARPS / 4;"),
+    "sums of half the warps": ("int half = NUM_WARPS / 2;", "int half = NUM_WARPS / 4;"),
 }
-NO_TOKENS = {"no tokens, but an output": ("scalar_t(seq_len == 0 ? 0.0f", "scalar_t(seq_len == 0 ? 1.0f")}
-MISTAKES_OF_V1 = NO_TOKENS | {
-    "never divided by l": ("l > 0 ? v_scale / l : v_scale", "v_scale"),
-    "v_scale forgotten": ("l > 0 ? v_scale / l : v_scale", "l > 0 ? 1 / l : 1"),
-    "lse without m": ("*lse = m + logf(l);", "*lse = logf(l);"),
-    "the last block forgotten": ("0, divide_up(seq_len, BLOCK_SIZE)", "0, seq_len / BLOCK_SIZE"),
+MISTAKES_OF_V1 = {
+    "no tokens, but divided by l": ("l == 0 ? v_scale : v_scale / l", "v_scale / l"),
+    "never divided by l": ("l == 0 ? v_scale : v_scale / l", "v_scale"),
+    "v_scale forgotten": ("l == 0 ? v_scale : v_scale / l", "l == 0 ? 1 : 1 / l"),
+    "lse without m": ("lse[row] = m + logf(l);", "lse[row] = logf(l);"),
+    "the last block forgotten": ("divide_up(max_seq_len, BLOCK_SIZE)", "max_seq_len / BLOCK_SIZE"),
 }
 MISTAKES_OF_V2 = {
-    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
-    "a partition's last block forgotten": ("min(first_block + PARTITION_BLOCKS,",
-                                           "min(first_block + PARTITION_BLOCKS - 1,"),
+    "partitions overlap": ("blockIdx.z * partition_blocks;", "blockIdx.z * (partition_blocks - 1);"),
+    "a partition's last block forgotten": ("min(first_block + partition_blocks,",
+                                           "min(first_block + partition_blocks - 1,"),
     "l written as m": ("m[index] = partial.m;", "m[index] = partial.l;"),
 }  # fmt: skip
-MISTAKES_OF_MERGE = NO_TOKENS | {
+MISTAKES_OF_MERGE = {
+    "no tokens, but divided by l": ("(l_all == 0 ? 1 : l_all)", "l_all"),
     "partitions merged without alpha": ("acc_all += expf(m[i] - finite(m_all)) *", "acc_all += "),
-    "the last partition forgotten": ("divide_up(seq_len, partition_size);", "seq_len / partition_size;"),
+    "the last partition forgotten": ("divide_up(seq_len, partition_size)", "seq_len / partition_size"),
     "v_scale forgotten": ("scalar_t(v_scale * acc_all", "scalar_t(acc_all"),
 }
 MISTAKES_OF_GROUPED = {
-    "the next KV head's values": ("v_cache += kv_head *", "v_cache += (kv_head ^ 1) *"),
-    "the KV head of a grid with all heads": ("num_heads = gridDim.x * QUERY_HEADS;", "num_heads = gridDim.x;"),
+    "the KV head of a grid with all heads": ("num_heads = gridDim.x * QUERY_HEADS,", "num_heads = gridDim.x,"),
     "the first head's slope for all": ("alibi_slopes[first_head + h]", "alibi_slopes[first_head]"),
     "the first group's queries for all": ("q + seq * q_stride + first_head * HEAD_SIZE", "q + seq * q_stride"),
-    "the first head's query for all": ("q_vecs[h * W::NUM_VECS + j", "q_vecs[j"),
-    "queries a vec apart": ("q_vecs[h * W::NUM_VECS + j", "q_vecs[h + j"),
-    "m starts at 0": ("partials[h].m = -INFINITY;", "partials[h].m = 100.0f;"),
+    "the first head's query for all": ("q_vecs + h * W::NUM_VECS", "q_vecs"),
+    "queries a vec apart": ("q_vecs + h * W::NUM_VECS", "q_vecs + h"),
+    "m starts at 0": ("float m = -INFINITY, l = 0,", "float m = 100.0f, l = 0,"),
     "the first head's scores for all": ("scores[h * span.num_slots() + token", "scores[token"),
     "heads' scores overlap": ("scores[h * span.num_slots() + token", "scores[h * (span.num_slots() - 1) + token"),
-    "the first head's m for all": ("(m, maxima, Max());", "(partials[0].m, maxima, Max());"),
+    "the first head's m for all": ("(m, maxima, fmaxf);", "(partials[0].m, maxima, fmaxf);"),
     "the first head's scores exponentiated for all": ("exponentiate<W>(scores + h * span.num_slots()",
                                                       "exponentiate<W>(scores"),
-    "l of one warp": ("l = reduce_thread_block<W::NUM_WARPS, 1>", "l = reduce_thread_block<1, 1>"),
-    "the first head's weights for all": ("weights + h * span.num_slots() + token", "weights + token"),
+    "l of one warp": ("l = reduce_thread_block<1>(l, sums, add)", "l = reduce_lanes<1>(l, add)"),
+    "the first head's weights for all": ("weights[h * span.num_slots() + token", "weights[token"),
     "each warp reads its own blocks": ("block = span.first_block; block < span.end_block; ++block",
                                        "block = span.first_block + threadIdx.x / WARP_SIZE; block < span.end_block; "
-                                       "block += W::NUM_WARPS"),
+                                       "block += NUM_WARPS"),
     "the last block forgotten": ("block < span.end_block; ++block", "block < span.end_block - 1; ++block"),
     "warps own the same rows": ("threadIdx.x / Base::VECS_PER_ROW", "threadIdx.x % WARP_SIZE / Base::VECS_PER_ROW"),
     "rows of one warp per step": ("r * ROWS_PER_STEP + threadIdx.x", "r * Base::ROWS_PER_STEP + threadIdx.x"),
-    "one live value too many": ("load_values<W>(v_row, span.seq_len - token)",
-                                "load_values<W>(v_row, span.seq_len - token + 1)"),
+    "one live value too many": ("live = span.seq_len - token;", "live = span.seq_len - token + 1;"),
     "lanes left out of a row's sum": ("sum = reduce_lanes<1, W::VECS_PER_ROW / 2>", "sum = reduce_lanes<2, 1>"),
-    "partitions overlap": ("blockIdx.z * PARTITION_BLOCKS;", "blockIdx.z * (PARTITION_BLOCKS - 1);"),
+    "partitions overlap": ("blockIdx.z * partition_blocks;", "blockIdx.z * (partition_blocks - 1);"),
     "the first head's m written for all": ("m[index] = partials[h].m;", "m[index] = partials[0].m;"),
     "every head written as the first": ("num_heads + first_head + h;", "num_heads + first_head;"),
     "only warp 0 writes": ("        write_rows<W>(acc", "        if (threadIdx.x < WARP_SIZE) write_rows<W>(acc"),
@@ -229,8 +230,12 @@ def plant(monkeypatch, name, right, wrong):
         assert stages.count(right) == 1
         stages = stages.replace(right, wrong)
     changed = grouped.replace('#include "paged_attention.cu"', stages) if name == "grouped" else stages
-    make = merge_kernel if name == "merge" else attention_kernel
-    monkeypatch.setattr(paged_cuda, make.__name__, lambda *sizes: CudaKernel(changed, make(*sizes).name))
+
+    def make(path, function, *sizes):
+        kernel = cuda_kernel(path, function, *sizes)
+        return CudaKernel(changed, kernel.name) if function == f"paged_attention_{name}_kernel" else kernel
+
+    monkeypatch.setattr(paged_cuda, "cuda_kernel", make)
 
 
 @pytest.mark.parametrize(
@@ -253,8 +258,7 @@ OFFSETS = [("v", "v1"), ("k", "v1"), ("k", "grouped"), ("v", "grouped")]
 
 @pytest.mark.parametrize(("cache", "name"), one_in_three(OFFSETS))
 def test_32_bit_offsets_are_caught(cache, name, monkeypatch):
-    right = f"{cache}_cache + int64_t(block_table[block]) * kv_block_stride"
-    plant(monkeypatch, name, right, f"{cache}_cache + int(block_table[block] * int(kv_block_stride))")
+    plant(monkeypatch, name, f"{cache}_cache + offset(block)", f"{cache}_cache + int(offset(block))")
     far, near = far_blocks(VERSIONS[name], "block", torch.device("cpu"))
     assert not far.equal(near)
 
@@ -268,7 +272,7 @@ BARRIERS = {
 BARRIERS_OF_GROUPED = {
     "before the keys": ("head * HEAD_SIZE);\n    __syncthreads();\n", "head * HEAD_SIZE);\n"),
     "in a reduction": BARRIERS["in a reduction"],
-    "m and l in one scratch": ("(l, sums, Sum());", "(l, maxima, Sum());"),
+    "m and l in one scratch": ("(l, sums, add);", "(l, maxima, add);"),
 }
 RACES = one_in_three(
     [
@@ -313,7 +317,7 @@ def test_a_long_context(version, kernel_device):
 
 @pytest.mark.slow
 def test_groups_of_any_size(kernel_device):
-    groups = {0: 1, 3: 3, 7: 7, 11: 1, 12: 6, 16: 8}
+    groups = {1: 1, 3: 3, 7: 7, 11: 1, 12: 6, 16: 8}
     assert {group: query_heads_per_thread_block(group) for group in groups} == groups
     for H, Hkv in ((14, 2), (11, 1), (32, 2)) if is_full() else ((14, 2), (11, 1)):
         inputs = paged_inputs([0, 17, 70], H, Hkv, 32, dtype=torch.float32, device=kernel_device)
@@ -328,12 +332,31 @@ def test_no_columns_and_no_blocks(version, kernel_device):
     assert out.equal(torch.zeros_like(q))
 
 
-def test_blocks_of_64_tokens_give_each_thread_group_two(kernel_device):
-    """Loop 2 of the K walk: more tokens in a block than thread groups in a warp."""
-    inputs = paged_inputs([1, 63, 64, 200], 2, 1, 64, block_size=64, dtype=torch.float16, device=kernel_device)
-    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
-    out, lse = paged_cuda.attend(q, k_cache, v_cache, tables, lens, 1.0, 64**-0.5, None, 200, None, 1)
+def test_an_unchecked_length_that_is_not_allowed_gives_nan(version, kernel_device):
+    """Longer than max_seq_len, or negative. The other sequences of the batch keep their results."""
+    q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs_of(PLAIN, kernel_device, [33, 34, 0, 7])[0])
+    expected = version(q, k_cache, v_cache, tables, lens, return_lse=True)
+    lens = torch.tensor([33, 34, 0, -7], dtype=torch.int32, device=kernel_device)
+    found = version(q, k_cache, v_cache, tables, lens, max_seq_len=33, check=False, return_lse=True)
+    for right, each in zip(expected, found, strict=True):
+        assert each[[1, 3]].isnan().all()
+        assert each[[0, 2]].equal(right[[0, 2]])
+
+
+def test_the_sums_of_warps_fit_where_the_scores_of_a_short_sequence_lay(version):
+    """Half of the warps store 2 · 128 sums in the memory of at most 16 scores."""
+    inputs = paged_inputs([7, 0, 16, 1], 8, 2, 128, dtype=torch.float32, device="cpu")
+    partition = {} if version is paged_attention_v1 else {"partition_size": 16}
+    with cudascope.check():
+        out, lse = version(*in_vllm_layout(inputs), **partition, return_lse=True)
     assert_matches(out, lse, inputs, {})
+
+
+def test_a_graph_of_a_call_holds_for_the_longest_that_the_tables_can_name(version):
+    """While torch records, the lengths have no values: the kernels are launched for the capacity of a table row."""
+    tensors = in_vllm_layout(inputs_of(PLAIN, torch.device("cpu"))[0])
+    graph = make_fx(lambda *each: version(*each))(*tensors)
+    assert graph(*tensors).equal(version(*tensors))
 
 
 def test_where_a_block_lies_does_not_matter(version, kernel_device):
@@ -430,7 +453,7 @@ def test_counted_work_is_what_the_launches_do(version):
 
 
 def test_arguments_that_lie_otherwise_are_read_right(version, kernel_device):
-    """Heads of q apart, q at an odd address, every second column of a table, caches interleaved."""
+    """Heads of q apart, q at an odd address, every second column of a table and length, caches interleaved."""
     inputs, options = inputs_of(PLAIN | {"alibi": True}, kernel_device)
     q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
     out = version(q, k_cache, v_cache, tables, lens, **options)
@@ -439,7 +462,7 @@ def test_arguments_that_lie_otherwise_are_read_right(version, kernel_device):
     wide = tables.repeat_interleave(2, dim=1)[:, ::2]
     kv = torch.stack([k_cache.flatten(1), v_cache.flatten(1)], dim=1)
     k_cache, v_cache = kv[:, 0].view(k_cache.shape), kv[:, 1].view(v_cache.shape)
-    slopes = options["alibi_slopes"].repeat_interleave(2)[::2]
+    slopes, lens = (x.repeat_interleave(2)[::2] for x in (options["alibi_slopes"], lens))
     for other in (padded, odd):
         assert version(other, k_cache, v_cache, wide, lens, alibi_slopes=slopes).equal(out)
 
@@ -447,13 +470,19 @@ def test_arguments_that_lie_otherwise_are_read_right(version, kernel_device):
 # ------------------------------------------------------------------------------------------ compiled, without a GPU
 
 
+def kernel(name, *sizes):
+    return cuda_kernel(paged_cuda.SOURCE, f"paged_attention_{name}_kernel", *sizes)
+
+
+def grouped_kernel(*sizes):
+    return cuda_kernel(paged_cuda.GROUPED_SOURCE, "paged_attention_grouped_kernel", *sizes)
+
+
 def instantiation(case):
     H, Hkv = case["heads"]
     sizes = case["dtype"], case["cache"] or case["dtype"], case["head_size"], case["block_size"]
-    if case["version"] == "v1":
-        return attention_kernel(*sizes)
     heads = query_heads_per_thread_block(H // Hkv) if case["version"] == "grouped" else 1
-    return attention_kernel(*sizes, 512) if heads == 1 else attention_kernel(*sizes, 512, heads)
+    return grouped_kernel(*sizes, heads) if heads > 1 else kernel("v1" if case["version"] == "v1" else "v2", *sizes)
 
 
 # of the largest head size that must not spill, and of the largest that is no multiple of 16
@@ -476,16 +505,16 @@ def test_the_merge_compiles_without_spills(arch):
     sizes = [(dtype, head_size) for head_size, dtype in in_turns(AXES["head_size"], AXES["dtype"])]
     for (dtype, head_size), turn in in_turns(sizes, ARCHITECTURES):
         if turn == arch:
-            assert merge_kernel(dtype, head_size).resources(arch).spilled_bytes == 0
+            assert kernel("merge", dtype, head_size).resources(arch).spilled_bytes == 0
 
 
 @pytest.mark.parametrize("query_heads", [1, 8])
 def test_shared_memory_is_what_the_launcher_reckons(query_heads):
     """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
     q = torch.empty(1, 8, 128, dtype=torch.float16)
-    sizes = (q.dtype, q.dtype, 128, 16, 512)
-    kernel = attention_kernel(*sizes) if query_heads == 1 else attention_kernel(*sizes, query_heads)
-    assert kernel.resources("sm_90").shared_bytes == paged_cuda.shared_bytes(512, q, 16, query_heads)[0]
+    sizes = (q.dtype, q.dtype, 128, 16)
+    launched = kernel("v2", *sizes) if query_heads == 1 else grouped_kernel(*sizes, query_heads)
+    assert launched.resources("sm_90").shared_bytes == paged_cuda.static_bytes(q, query_heads)
 
 
 # ------------------------------------------------------------------------------------------ interface

@@ -147,9 +147,9 @@ CASES = {
 @contextlib.contextmanager
 def cuda_through_ptx(arch: str) -> Iterator[None]:
     """Inside, the CUDA kernels of paged attention are NVRTC's PTX for `arch`."""
-    kernels = functools.cache(in_cuda._kernel.__wrapped__)
+    kernels = functools.cache(in_cuda.cuda_kernel.__wrapped__)
     with (
-        mock.patch.object(in_cuda, "_kernel", kernels),
+        mock.patch.object(in_cuda, "cuda_kernel", kernels),
         mock.patch.object(in_cuda, "CudaKernel", functools.partial(CudaKernel, through="ptx", arch=arch)),
     ):
         yield

@@ -7,6 +7,7 @@ one sequence of 90 tokens in six blocks, with one head of 32 float16 elements.
 import functools
 import textwrap
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -14,8 +15,7 @@ from torch import Tensor
 import cudascope
 from cudascope import CudaKernel
 from cudascope.watch.report import Launch
-from pagewise.paged_attention.in_cuda import SOURCE, attention_kernel, launch_v1
-from pagewise.paged_attention.inputs import PagedInputs
+from pagewise.paged_attention import in_cuda, paged_attention_v1
 from pagewise.paged_blocks import to_vllm_layout
 
 HEAD_SIZE, BLOCK_SIZE, LENGTH = 32, 16, 90
@@ -39,25 +39,26 @@ class Answer(NamedTuple):
 @functools.cache
 def kernel_without(barrier: str | None) -> CudaKernel:
     """Return v1 without a barrier of `BARRIERS`, or v1 as it is for None. The line numbers stay the same."""
-    text = SOURCE.read_text()
+    text = in_cuda.SOURCE.read_text()
     if barrier is not None:
         lines = BARRIERS[barrier]
         assert text.count(lines) == 1, f"v1 has {text.count(lines)} places that look like {barrier!r}"
         text = text.replace(lines, lines.removesuffix(_BARRIER))
-    return CudaKernel(text, attention_kernel(torch.float16, torch.float16, HEAD_SIZE, BLOCK_SIZE).name)
+    return CudaKernel(text, f"paged_attention_v1_kernel<__half, __half, {HEAD_SIZE}, {BLOCK_SIZE}>")
 
 
 @functools.cache
-def _inputs(query: str) -> PagedInputs:
+def _inputs(query: str) -> tuple[Tensor, ...]:
     caches = torch.randn(2, 9, BLOCK_SIZE, 1, HEAD_SIZE, generator=torch.Generator().manual_seed(0)).half()
     q = torch.randn(1, 1, HEAD_SIZE, generator=torch.Generator().manual_seed(ord(query))).half()
     tables, lens = (torch.tensor(x, dtype=torch.int32) for x in ([[7, 1, 4, 0, 8, 3]], [LENGTH]))
-    return PagedInputs(q, *to_vllm_layout(*caches), tables, lens)
+    return q, *to_vllm_layout(*caches), tables, lens
 
 
 def answer(barrier: str | None, query: str) -> Tensor:
     """Return the output [1, 1, 32] of one launch. `query` is a letter."""
-    return launch_v1(kernel_without(barrier), _inputs(query), HEAD_SIZE**-0.5, None, LENGTH)[0]
+    with mock.patch.object(in_cuda, "cuda_kernel", return_value=kernel_without(barrier)):
+        return paged_attention_v1(*_inputs(query), max_seq_len=LENGTH)
 
 
 def answers(barrier: str | None, queries: str) -> list[Answer]:

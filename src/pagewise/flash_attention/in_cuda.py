@@ -4,18 +4,16 @@ The kernel is in kernels/flash_attention.cu. A thread block has Br = 128 queries
 in tiles of Bc = 32. It computes on CUDA cores; where speed matters, the Triton kernels use tensor cores.
 """
 
-import functools
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import pagewise.kernels
-from cudascope import CudaKernel
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.flash_attention.inputs import Keys, OfRows, Out, empty_like
 from pagewise.options import ScoreOptions
-from pagewise.paged_attention.in_cuda import C_TYPES, in_vecs
+from pagewise.paged_attention.in_cuda import cuda_kernel, in_vecs
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
@@ -30,12 +28,6 @@ TILE_ROWS = 32 * NUM_WARPS  # Br: a query per thread
 STEP_KEYS = 8  # that a thread scores at once
 TILE_KEYS = 32  # Bc
 MAX_GRID_YZ = 65535
-
-
-@functools.cache
-def flash_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
-    """Return the kernel for this dtype and head size."""
-    return CudaKernel(SOURCE, f"flash_attention_kernel<{C_TYPES[dtype]}, {head_size}, {TILE_KEYS}, {NUM_WARPS}>")
 
 
 def tile_bytes(dtype: torch.dtype, head_size: int) -> int:
@@ -77,8 +69,8 @@ def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
         q, k, v = map(in_vecs, (q, k, v))  # tensors that do not lie as the kernel reads them are copied
         strides = (stride for x in (out, q, k, v) for stride in x.stride()[:3])
         grid = (cdiv(T, TILE_ROWS), H, B)
-        kernel = flash_kernel(q.dtype, D)[grid, TILE_ROWS, tile_bytes(q.dtype, D)]
-        kernel(out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
+        kernel = cuda_kernel(SOURCE, "flash_attention_kernel", q.dtype, D)
+        kernel[grid, TILE_ROWS, tile_bytes(q.dtype, D)](out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
     return out, lse
 
 

@@ -9,7 +9,6 @@ A decode step multiplies M rows, one per sequence, with weights [N, K]. There ar
 The inflection points M1 and M2 depend on [N, K] and on the device. FlashDecoding++, Hong et al. 2023, section 5.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -59,11 +58,10 @@ def inflection_points(times: Times) -> tuple[int, int]:
         times: "matmul" has a time for each number of rows. A time that another product lacks counts as infinite.
     """
     rows = sorted(times["matmul"])
-    logs = {name: [math.log(times.get(name, {}).get(M, math.inf)) for M in rows] for name in PRODUCTS}
     points = [1, *rows[1:], MAX_ROWS + 1]
 
     def lost(pair: tuple[int, int]) -> float:
-        return sum(logs[product_for(M, *pair)][i] for i, M in enumerate(rows))
+        return sum(math.log(times.get(product_for(M, *pair), {}).get(M, math.inf)) for M in rows)
 
     return min(((M1, M2) for M2 in points for M1 in points if M1 <= M2), key=lost)
 
@@ -133,7 +131,7 @@ class Dataflow:
             raise TypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
         for N, K in shapes:
             check_counts(N=N, K=K)
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        with torch.cuda.device(device if device.type == "cuda" else -1):  # −1: no GPU becomes the current one
             points = {
                 (N, K): inflection_points(product_times(N, K, device=device, dtype=dtype))
                 for N, K in dict.fromkeys(map(tuple, shapes))

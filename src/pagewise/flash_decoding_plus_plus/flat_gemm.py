@@ -10,7 +10,6 @@ Each weight is used only M times. Reading w therefore sets the time, if enough r
 FlashDecoding++, Hong et al. 2023, section 4. The double buffer of that paper is a ring of two stages.
 """
 
-import functools
 from pathlib import Path
 
 import torch
@@ -18,10 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 import pagewise.kernels
-from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
 from cudascope.gpus import H200
-from pagewise.paged_attention.in_cuda import C_TYPES, in_vecs, is_in_vecs, shared_bytes_limit
+from pagewise.paged_attention.in_cuda import cuda_kernel, in_vecs, is_in_vecs, shared_bytes_limit
 from pagewise.tools.architecture import architecture
 from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.ops import custom_op
@@ -93,10 +91,11 @@ def _check_weights(function: str, x: Tensor, w: Tensor) -> None:
 
 def on_cuda_cores(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
     """Return x @ wᵀ for any M, computed by `gemv_kernel`, up to 8 rows at a time."""
-    (M, K), N, out = x.shape, len(w), _output(x, w)
+    (M, K), N = x.shape, len(w)
+    out = x.new_empty(M, N)
     if out.numel():
         x, vec = _in_vecs(x, w)
-        kernel = gemv_kernel(x.dtype, rows_at_once(M), vec)
+        kernel = cuda_kernel(SOURCE, "gemv_kernel", x.dtype, rows_at_once(M), vec)
         kernel[cdiv(N, COLUMNS), NUM_THREADS](out, x, w, M, N, K, x.stride(0), w.stride(0))
     return out
 
@@ -116,28 +115,16 @@ def on_tensor_cores(
     (M, K), N, limit = x.shape, len(w), shared_bytes_limit(x.device)
     if 2 * stage_bytes(M) > limit:  # from M = 57 on with 99 KiB: half of the rows at a time
         return torch.cat([on_tensor_cores(rows, w, num_stages=num_stages) for rows in x.chunk(2)])
-    out = _output(x, w)
+    out = x.new_empty(M, N)
     if out.numel():
         # The CPU runner has the number of SMs and the other limits of an H200.
         num_sms = architecture(x.device).num_sms if x.is_cuda else H200.num_sms
         num_stages = num_stages or stages_for(M, N, num_sms, limit)
         x, vec = _in_vecs(x, w)
-        kernel = flat_gemm_kernel(x.dtype, cdiv(M, TILE_M), num_stages, vec)
+        kernel = cuda_kernel(SOURCE, "flat_gemm_kernel", x.dtype, cdiv(M, TILE_M), num_stages, vec)
         shared_bytes = num_stages * stage_bytes(M)
         kernel[cdiv(N, B_N), NUM_THREADS, shared_bytes](out, x, w, M, N, K, x.stride(0), w.stride(0))
     return out
-
-
-@functools.cache
-def gemv_kernel(dtype: torch.dtype, rows: int, vec: int) -> CudaKernel:
-    """Return the kernel on CUDA cores that multiplies `rows` rows of x at once and reads `vec` elements at once."""
-    return CudaKernel(SOURCE, f"gemv_kernel<{C_TYPES[dtype]}, {rows}, {vec}>")
-
-
-@functools.cache
-def flat_gemm_kernel(dtype: torch.dtype, m_tiles: int, num_stages: int, vec: int) -> CudaKernel:
-    """Return the kernel on tensor cores that takes 8 · `m_tiles` rows of x and copies `vec` elements at once."""
-    return CudaKernel(SOURCE, f"flat_gemm_kernel<{C_TYPES[dtype]}, {m_tiles}, {num_stages}, {vec}>")
 
 
 def rows_at_once(M: int) -> int:
@@ -165,10 +152,6 @@ def stages_for(M: int, N: int, num_sms: int, shared_limit: int = MAX_SHARED_BYTE
     return max(2, min(wanted, room // stage_bytes(M)))
 
 
-def _output(x: Tensor, w: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], w.shape[0])
-
-
 def _in_vecs(x: Tensor, w: Tensor) -> tuple[Tensor, int]:
     """Return (x, elements per read). A read is 16 bytes if the rows of w allow that. x is copied if it does not fit."""
     if is_in_vecs(w):
@@ -184,7 +167,7 @@ def tensor_cores_take(x: Tensor) -> bool:
     return x.dtype != torch.float32 and not 0 < architecture(x.device).sm < 80
 
 
-@custom_op("flat_gemm", fake=lambda x, w, _: _output(x, w))
+@custom_op("flat_gemm", fake=lambda x, w, _: x.new_empty(x.shape[0], w.shape[0]))
 def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
     """Return x @ wᵀ, computed on tensor cores if they are asked for and take x, else on CUDA cores."""
     return (on_tensor_cores if tensor_cores and tensor_cores_take(x) else on_cuda_cores)(x, w)

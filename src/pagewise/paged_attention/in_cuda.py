@@ -1,10 +1,7 @@
-"""The CUDA kernels of paged attention: instantiations, shared memory, launches and custom ops (lesson 5).
+"""The CUDA kernels of paged attention: instantiations, shared memory, launches and the custom op (lesson 5).
 
-    v1       one thread block per head and sequence; its scores fill shared memory, which limits the context
-    v2       one thread block per head, sequence and partition of 512 context tokens; a second kernel merges
-    grouped  v2 with the query heads of a KV head in one thread block, which reads keys and values once for all of them
-
-`pagewise.paged_attention.vllm` checks the inputs. The custom op never waits for the GPU.
+`pagewise.paged_attention.vllm` has the three public functions, and checks the inputs. The custom op never waits for the
+GPU.
 """
 
 import functools
@@ -16,7 +13,7 @@ from torch import Tensor
 import pagewise.kernels
 from cudascope import CudaKernel
 from cudascope.arguments.launch_shape import MAX_SHARED_BYTES
-from pagewise.paged_attention.inputs import OfDecoding, PagedInputs
+from pagewise.paged_attention.inputs import OfDecoding
 from pagewise.tools.architecture import architecture
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
@@ -40,35 +37,16 @@ C_TYPES = {
 }
 
 
-def attention_kernel(
-    dtype: torch.dtype, cache_dtype: torch.dtype, head_size: int, block_size: int, *parts: int
-) -> CudaKernel:
-    """Return v1; with a partition size in `parts` v2; and with a number of query heads after it the grouped kernel."""
-    name = ("v1", "v2", "grouped")[len(parts)]
-    return _kernel(name, dtype, cache_dtype, head_size, block_size, NUM_THREADS, *parts)
-
-
-def merge_kernel(dtype: torch.dtype, head_size: int) -> CudaKernel:
-    """Return the kernel that merges the partitions of v2 and of the grouped kernel."""
-    return _kernel("merge", dtype, head_size, NUM_THREADS)
-
-
 @functools.cache
-def _kernel(name: str, *arguments: torch.dtype | int) -> CudaKernel:
+def cuda_kernel(source: Path, name: str, *arguments: torch.dtype | int) -> CudaKernel:
+    """Return the kernel `name` of a source in CUDA C++ for these template arguments."""
     in_c = ", ".join(C_TYPES.get(each, str(each)) for each in arguments)
-    return CudaKernel(GROUPED_SOURCE if name == "grouped" else SOURCE, f"paged_attention_{name}_kernel<{in_c}>")
+    return CudaKernel(source, f"{name}<{in_c}>")
 
 
-def shared_bytes(tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> tuple[int, int]:
-    """Return the (static, dynamic) shared memory of a thread block that sees `tokens` tokens, padded to whole blocks.
-
-    Static memory holds the queries and two numbers per warp. Dynamic memory holds the scores. v1 and v2 use it
-    again for the sums of half of the warps.
-    """
-    head_size, padded = q.shape[-1], cdiv(tokens, block_size) * block_size
-    static = query_heads * head_size * q.element_size() + 2 * NUM_WARPS * 4
-    sums = NUM_WARPS // 2 * head_size if query_heads == 1 else 0
-    return static, 4 * query_heads * max(padded, sums)
+def static_bytes(q: Tensor, query_heads: int = 1) -> int:
+    """Return the static shared memory of a thread block: its queries, and two numbers for each warp."""
+    return query_heads * q.shape[-1] * q.element_size() + 2 * NUM_WARPS * 4
 
 
 def shared_bytes_limit(device: torch.device) -> int:
@@ -77,8 +55,13 @@ def shared_bytes_limit(device: torch.device) -> int:
 
 
 def _dynamic_bytes(name: str, tokens: int, q: Tensor, block_size: int, query_heads: int = 1) -> int:
-    """Return the dynamic part of `shared_bytes`, if the device of q has as much. `tokens` is the argument `name`."""
-    static, dynamic = shared_bytes(tokens, q, block_size, query_heads)
+    """Return the dynamic shared memory of a thread block that sees `tokens` tokens, if the device of q has as much.
+
+    It holds the scores of whole blocks. v1 and v2 use it again for the sums of half of the warps. `tokens` is the
+    argument `name` of a public function.
+    """
+    sums = NUM_WARPS // 2 * q.shape[-1] if query_heads == 1 else 0
+    static, dynamic = static_bytes(q, query_heads), 4 * query_heads * max(cdiv(tokens, block_size) * block_size, sums)
     limit = shared_bytes_limit(q.device)
     if static + dynamic > limit:
         most = (limit - static) // (4 * query_heads) // block_size * block_size
@@ -107,49 +90,20 @@ def _check_layout(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError(f"q must be contiguous in its last dimension, got strides {q.stride()}: pass q.contiguous()")
     if not k_cache.numel():
         return
-    (N, Hkv, _, P, x), of_blocks_and_heads = k_cache.shape, []
+    (N, Hkv, _, P, x), strides = k_cache.shape, []
     for name, cache, inner in (("k_cache", k_cache, (P * x, x, 1)), ("v_cache", v_cache, (P, 1))):
         if cache.stride()[2:] != inner:
             got = f"shape {list(cache.shape)} and strides {cache.stride()}"
             raise ValueError(f"{name} must be contiguous within a block's KV head, got {got}")
-        strides = [stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1]
-        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in strides):
+        strides.append([stride for stride, size in zip(cache.stride()[:2], (N, Hkv), strict=True) if size > 1])
+        if cache.data_ptr() % 16 or any(stride * cache.element_size() % 16 for stride in strides[-1]):
             raise ValueError(f"{name} must begin, block by block and head by head, at a multiple of 16 bytes")
-        of_blocks_and_heads.append(strides)
-    expected, got = of_blocks_and_heads
-    if got != expected:
-        raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {expected}, got {got}")
-
-
-def _arguments(
-    inputs: PagedInputs, scale: float, alibi_slopes: Tensor | None, max_seq_len: int
-) -> tuple[Tensor | float | None, ...]:
-    """Return what v1, v2 and the grouped kernel take alike. Small tensors that they could not read are copied."""
-    q, k_cache, v_cache, block_tables, seq_lens, _ = inputs
-    _check_layout(q, k_cache, v_cache)
-    q = in_vecs(q) if q.stride(1) == q.shape[2] else q.clone(memory_format=torch.contiguous_format)
-    if block_tables.stride(1) != 1:
-        block_tables = block_tables.contiguous()
-    slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
-    tensors = (q, k_cache, v_cache, block_tables, seq_lens.contiguous(), slopes)
-    strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
-    return *tensors, v_cache.shape[1], max_seq_len, scale, *strides
+    if strides[0] != strides[1]:
+        raise ValueError(f"v_cache must have k_cache's strides of blocks and KV heads, {strides[0]}, got {strides[1]}")
 
 
 def _outputs(q: Tensor) -> OfDecoding:
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
-def launch_v1(
-    kernel: CudaKernel, inputs: PagedInputs, scale: float, alibi_slopes: Tensor | None, max_seq_len: int
-) -> OfDecoding:
-    """Return (out, lse) of one launch of `kernel`: v1, or a variant of its source that a lesson made."""
-    q, (out, lse) = inputs.q, _outputs(inputs.q)
-    arguments = _arguments(inputs, scale, alibi_slopes, max_seq_len)
-    if out.numel():
-        dynamic = _dynamic_bytes("max_seq_len", max_seq_len, q, inputs.v_cache.shape[-1])
-        kernel[(q.shape[1], q.shape[0]), NUM_THREADS, dynamic](out, lse, *arguments, inputs.v_scale)
-    return out, lse
 
 
 @custom_op("paged_attention_cuda", fake=lambda q, *_: _outputs(q))
@@ -170,22 +124,36 @@ def attend(
 
     v1 computes it without a `partition_size`, v2 with one, and the grouped kernel with several `query_heads`.
     """
-    inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
-    sizes = (q.dtype, k_cache.dtype, q.shape[-1], v_cache.shape[-1])
+    _check_layout(q, k_cache, v_cache)
+    (B, H, D), (_, Hkv, _, P), (out, lse) = q.shape, v_cache.shape, _outputs(q)
+    if not out.numel():
+        return out, lse
+    # Small tensors that the kernels could not read are copied.
+    q = in_vecs(q) if q.stride(1) == D else q.clone(memory_format=torch.contiguous_format)
+    block_tables = block_tables if block_tables.stride(1) == 1 else block_tables.contiguous()
+    slopes = None if alibi_slopes is None else alibi_slopes.contiguous()
+    seq_lens = seq_lens.contiguous()
+    strides = (q.stride(0), *k_cache.stride()[:2], block_tables.stride(0))
+    arguments = (q, k_cache, v_cache, block_tables, seq_lens, slopes, Hkv, max_seq_len, scale, *strides)
+    sizes = (q.dtype, k_cache.dtype, D, P)
     if partition_size is None:
-        return launch_v1(attention_kernel(*sizes), inputs, scale, alibi_slopes, max_seq_len)
-    (B, H, D), P, num_partitions = q.shape, v_cache.shape[-1], max(1, cdiv(max_seq_len, partition_size))
-    arguments = _arguments(inputs, scale, alibi_slopes, max_seq_len)
-    out, lse = _outputs(q)
-    if out.numel():
-        dynamic = _dynamic_bytes("partition_size", partition_size, q, P, query_heads)
-        m, l = lse.new_empty(2, B, H, num_partitions)
-        acc = lse.new_empty(B, H, num_partitions, D)
-        parts = (partition_size,) if query_heads == 1 else (partition_size, query_heads)
-        grid = (H // query_heads, B, num_partitions)
-        attention_kernel(*sizes, *parts)[grid, NUM_THREADS, dynamic](m, l, acc, *arguments)
-        lengths = (seq_lens.contiguous(), num_partitions, partition_size, max_seq_len)
-        merge_kernel(q.dtype, D)[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, v_scale)
+        dynamic = _dynamic_bytes("max_seq_len", max_seq_len, q, P)
+        kernel = cuda_kernel(SOURCE, "paged_attention_v1_kernel", *sizes)
+        kernel[(H, B), NUM_THREADS, dynamic](out, lse, *arguments, v_scale)
+        return out, lse
+    dynamic = _dynamic_bytes("partition_size", partition_size, q, P, query_heads)
+    num_partitions = max(1, cdiv(max_seq_len, partition_size))
+    m, l = lse.new_empty(2, B, H, num_partitions)
+    acc = lse.new_empty(B, H, num_partitions, D)
+    if query_heads == 1:
+        kernel = cuda_kernel(SOURCE, "paged_attention_v2_kernel", *sizes)
+    else:
+        kernel = cuda_kernel(GROUPED_SOURCE, "paged_attention_grouped_kernel", *sizes, query_heads)
+    grid = (H // query_heads, B, num_partitions)
+    kernel[grid, NUM_THREADS, dynamic](m, l, acc, *arguments, partition_size // P)
+    lengths = (seq_lens, num_partitions, partition_size, max_seq_len)
+    merge = cuda_kernel(SOURCE, "paged_attention_merge_kernel", q.dtype, D)
+    merge[(H, B), NUM_THREADS](out, lse, m, l, acc, *lengths, v_scale)
     return out, lse
 
 

@@ -68,7 +68,7 @@ def paged_attention_v2(
     """Compute `paged_attention_v1` with two kernels: partitions of the context in parallel, then their merge.
 
     The length of the context is then not limited, and a single long sequence keeps many SMs busy. `partition_size`
-    counts context tokens and must be a multiple of the block size. A kernel is compiled for each partition_size.
+    counts context tokens and must be a multiple of the block size.
     """
     inputs = PagedInputs(q, k_cache, v_cache, block_tables, seq_lens, v_scale)
     return _attend("v2", inputs, scale, alibi_slopes, k_scale, max_seq_len, partition_size, return_lse, check)
@@ -118,8 +118,7 @@ def choose_version(
 
 def query_heads_per_thread_block(group_size: int) -> int:
     """Return the largest divisor of `group_size`, the query heads of a KV head, that is at most MAX_QUERY_HEADS."""
-    most = min(in_cuda.MAX_QUERY_HEADS, max(1, group_size))
-    return max(heads for heads in range(1, most + 1) if group_size % heads == 0)
+    return max(heads for heads in range(1, in_cuda.MAX_QUERY_HEADS + 1) if group_size % heads == 0)
 
 
 def _attend(
@@ -141,14 +140,14 @@ def _attend(
     options = DECODING._replace(scale=scale, alibi_slopes=alibi_slopes)
     options = checked_options(inputs, options, k_scale, len(q))
     (_, Hkv, _, P), most = v_cache.shape, in_cuda.MAX_PARTITIONS
+    max_seq_len = _longest(inputs, max_seq_len, check)
     if partition_size is not None:
         check_counts(partition_size=partition_size)
         if partition_size % P:
             raise ValueError(f"partition_size must be a multiple of the block size {P}, got {partition_size}")
-    max_seq_len = _longest(inputs, max_seq_len, check)
-    if partition_size is not None and max_seq_len > partition_size * most:
-        partitions = f"{most} partitions of {partition_size} tokens"
-        raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
+        if max_seq_len > partition_size * most:
+            partitions = f"{most} partitions of {partition_size} tokens"
+            raise ValueError(f"max_seq_len = {max_seq_len} is more than {partitions}: choose a larger partition_size")
     query_heads = query_heads_per_thread_block(q.shape[1] // Hkv) if version == "grouped" else 1
     numbers = (float(v_scale), options.scale, alibi_slopes, max_seq_len, partition_size, query_heads)
     out, lse = in_cuda.attend(*inputs[:5], *numbers)
@@ -157,18 +156,17 @@ def _attend(
 
 def _longest(inputs: PagedInputs, max_seq_len: int | None, check: bool | None) -> int:
     """Return a length that no sequence exceeds: `max_seq_len` or the longest, at most the capacity of a table row."""
-    (B, M), P, longest = inputs.block_tables.shape, inputs.v_cache.shape[-1], 0
+    capacity = inputs.block_tables.shape[1] * inputs.v_cache.shape[-1]
     if max_seq_len is not None:
         check_counts(minimum=0, max_seq_len=max_seq_len)
     if looks(check, inputs.block_tables, inputs.seq_lens):
         longest = used_blocks(inputs).longest
-    elif B and max_seq_len is None:
-        longest = int(inputs.seq_lens.max()) if has_values(inputs.seq_lens) else M * P
-    if max_seq_len is None:
-        return max(0, min(longest, M * P))
-    if longest > max_seq_len:
-        raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
-    return min(max_seq_len, M * P)
+        if max_seq_len is not None and longest > max_seq_len:
+            raise ValueError(f"max_seq_len must be at least the longest of seq_lens, {longest}, got {max_seq_len}")
+        max_seq_len = longest if max_seq_len is None else max_seq_len
+    elif max_seq_len is None and len(inputs.seq_lens) and has_values(inputs.seq_lens):
+        max_seq_len = max(0, int(inputs.seq_lens.max()))
+    return capacity if max_seq_len is None else min(max_seq_len, capacity)
 
 
 def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
@@ -178,18 +176,15 @@ def _check_cache(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     check_tensor("v_cache", v_cache, "N Hkv D P", dtypes=(q.dtype, *FLOAT8))
     check_same("dtype", k_cache=k_cache, v_cache=v_cache)
     (B, H, D), (N, Hkv, _, P), x = q.shape, v_cache.shape, 16 // k_cache.dtype.itemsize
+    remedy = "paged_attention takes any size, with a cache [N, P, Hkv, D]"
     if D % x:
-        raise ValueError(
-            f"q must have a head size D that is a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}, got {D}: "
-            f"use paged_attention with a cache [N, P, Hkv, D]"
-        )
+        needed = f"a multiple of {x} (16 bytes) for a cache of {k_cache.dtype}"
+        raise ValueError(f"q must have a head size D that is {needed}, got {D}: {remedy}")
     check_shape("k_cache", k_cache, (N, Hkv, D // x, P, x), "N Hkv D/x P x")
     check_shape("v_cache", v_cache, (N, Hkv, D, P), "N Hkv D P")
     check_heads(H, Hkv)
-    remedy = "paged_attention takes any size, with a cache [N, P, Hkv, D]"
     if D not in in_cuda.HEAD_SIZES:
-        sizes = ", ".join(map(str, in_cuda.HEAD_SIZES))
-        raise ValueError(f"q must have a head size D of {sizes}, got {D}: {remedy}")
+        raise ValueError(f"q must have a head size D of {str(in_cuda.HEAD_SIZES)[1:-1]}, got {D}: {remedy}")
     if P not in in_cuda.BLOCK_SIZES:
         raise ValueError(f"v_cache must have a block size P of 8, 16, 32, got {P}: {remedy}")
     if B > in_cuda.MAX_NUM_SEQS:
