@@ -18,11 +18,12 @@ import uvicorn
 from forked_server import forked_server
 from scripted import Scripted, byte_fallback, byte_level
 from serving import COMPLETION, serving, soon, tiny_llm
+from starlette.requests import ClientDisconnect
 
 from pagewise.engine import LLM
 from pagewise.engine.serve.__main__ import main
 from pagewise.engine.serve.answer import Answer, Failure
-from pagewise.engine.serve.app import make_app
+from pagewise.engine.serve.app import make_app, unless_hung_up
 from pagewise.engine.serve.bodies import ChatBody, CompletionBody, Message, chat_prompt
 from pagewise.engine.serve.tokens import Tokens
 from pagewise.models.vocabulary import Vocabulary
@@ -257,6 +258,27 @@ def test_a_client_that_leaves_while_its_prompts_are_tokenised_holds_up_nobody(se
     go.set()
     assert server.post(COMPLETION, {"prompt": "B", "max_tokens": 1}).status_code == 200
     assert read == ["A", "B"]
+
+
+def test_work_for_a_client_that_leaves_has_ended_before_its_request_does():
+    async def receive():
+        await asyncio.sleep(0.01)
+        return {"type": "http.disconnect"}
+
+    async def request():
+        ended = []
+
+        async def work():
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(True)
+
+        with pytest.raises(ClientDisconnect):
+            await unless_hung_up(receive, work())
+        return [*ended]
+
+    assert asyncio.run(request()) == [True]
 
 
 # ------------------------------------------------------------------------------------------------ odd tokens

@@ -230,6 +230,7 @@ async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, None]) -> N
     finally:
         first.cancel()
         second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)  # `work` has cleaned up when its caller does
 
 
 def check_name(asked: str | None, served: str) -> None:
