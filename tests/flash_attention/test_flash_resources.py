@@ -131,9 +131,12 @@ def on_a_t4(monkeypatch):
     for module in (in_triton, attention, attention.in_cuda):
         monkeypatch.setattr(module, "architecture", lambda device: gpu(75))
     monkeypatch.setattr(attention.in_cuda, "forward", lambda q, k, v, options: chosen.append("cuda") or (q, q[..., 0]))
-    monkeypatch.setattr(
-        attention, "attend", lambda inputs: chosen.append(inputs.backend) or (inputs.q, inputs.q[..., 0])
-    )
+
+    def attend(q, k, v, options, dropout, backend, **packed):
+        chosen.append(backend)
+        return q, q[..., 0]
+
+    monkeypatch.setattr(attention, "attend", attend)
     return chosen
 
 
