@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 
 from pagewise.kernels.float8 import widen
-from pagewise.kernels.partial import empty, finite
-from pagewise.kernels.scores import LN_2, LOG2_E, capped
+from pagewise.kernels.partial import LN_2, LOG2_E, empty, finite
+from pagewise.kernels.scores import capped
 from pagewise.kernels.work_plan import count_tiles, keys_of_item, rows_of_item, sections, tiles_of_split
 
 
@@ -22,9 +22,6 @@ def times(index, stride):
     if stride.dtype == tl.int64:
         return index.to(tl.int64) * stride
     return (index.to(tl.uint32).to(tl.uint64) * stride.to(tl.uint32).to(tl.uint64)).to(tl.int64)
-
-
-# ------------------------------------------------------------------------------------------ tiles of keys
 
 
 @triton.jit
@@ -102,9 +99,6 @@ def fold_tiles(
     return m, l, acc
 
 
-# ------------------------------------------------------------------------------------------ results
-
-
 @triton.jit
 def store_results(results, seq, head, query, mask, m, l, acc, D: tl.constexpr):
     """Store out = acc / l · v_scale and the natural lse of rows, by their heads and queries. m: in units of log 2.
@@ -159,9 +153,6 @@ def merge_slots(state, results, slot, left, SIZES: tl.constexpr, LOADS: tl.const
     return m, l, acc
 
 
-# ------------------------------------------------------------------------------------------ kernels
-
-
 @triton.jit(
     do_not_specialize=["table_stride", "num_seqs", "capacity", "window", "num_splits", "split_tiles"],
     do_not_specialize_on_alignment=["block_tables", "seq_lens", "cu_seqlens_q"],
@@ -201,8 +192,6 @@ def decode_attention_kernel(
        stored as a result. The other splits leave (m, l, acc) for `merge_items_kernel`.
     6. An invalid length (below 0, above `capacity`) gives NaN. The kernel then reads no key.
     """
-    GROUP: tl.constexpr = SIZES.GROUP
-    TILE: tl.constexpr = SIZES.TILE
     scale, softcap, slopes, _, _ = scoring
     k_ptr, k_block, k_head, k_token, _ = k
     v_ptr, v_block, v_head, v_token, _ = v
@@ -238,10 +227,10 @@ def decode_attention_kernel(
             exists = (start < end) | ((num_tiles == 0) & (low <= begin) & (begin < high))
         if exists & (first_row < num_rows):
             row = first_row + tl.arange(0, SIZES.ROWS)
-            is_row, query = row < num_rows, tl.minimum(row, num_rows - 1) // GROUP
-            position, query = length - num_rows // GROUP + query, (first_query + query).to(tl.int64)
+            is_row, query = row < num_rows, tl.minimum(row, num_rows - 1) // SIZES.GROUP
+            position, query = length - num_rows // SIZES.GROUP + query, (first_query + query).to(tl.int64)
             head, block = kv_head.to(tl.int64), seq.to(tl.int64)
-            row_seq, row_head = block if cu_seqlens_q is None else block * 0, head * GROUP + row % GROUP
+            row_seq, row_head = block if cu_seqlens_q is None else block * 0, head * SIZES.GROUP + row % SIZES.GROUP
             q_rows = q_ptr + row_seq * q_seq + row_head * q_head + query * q_query
             q_tile = rows_at(q_rows, is_row, SIZES.D, SIZES.BLOCK_D)
             if scale <= 0:  # the loop takes a positive scale
@@ -259,8 +248,8 @@ def decode_attention_kernel(
             if CAUSAL:
                 seen_by_all = tl.maximum(first_key, tl.maximum(tl.max(position, axis=0) + 1, 0) - window)
                 end_by_all = tl.minimum(end_key, tl.min(position, axis=0) + 1)
-            whole = tl.minimum(tl.maximum(seen_by_all // TILE + (seen_by_all % TILE > 0), first), last)
-            whole_end = tl.minimum(tl.maximum(end_by_all // TILE, whole), last)
+            whole = tl.minimum(tl.maximum(seen_by_all // SIZES.TILE + (seen_by_all % SIZES.TILE > 0), first), last)
+            whole_end = tl.minimum(tl.maximum(end_by_all // SIZES.TILE, whole), last)
             skipped = whole_end - whole
             state = empty(SIZES.ROWS, SIZES.BLOCK_D)
             if skipped > 0:  # a loop that is not entered would still compute the addresses of its first loads

@@ -15,19 +15,8 @@ import triton.language as tl
 
 from pagewise.kernels.arguments import Scoring
 from pagewise.kernels.decode import rows_at
-from pagewise.kernels.partial import empty, finite, output
-from pagewise.kernels.scores import (
-    LN_2,
-    LOG2_E,
-    biased,
-    capped,
-    kept,
-    key_range,
-    mask_of,
-    seen_in_tile,
-    slope_of,
-    visible,
-)
+from pagewise.kernels.partial import LN_2, LOG2_E, empty, finite, output
+from pagewise.kernels.scores import biased, capped, kept, key_range, mask_of, sees_keys, slope_of, visible
 
 
 @triton.jit
@@ -189,7 +178,7 @@ def fold_tiles(
             scores = biased(scores, rows[:, None], cols[None, :], (T, S), scoring.slopes)
         if CUT:
             if scoring.attn_mask is None:
-                seen = seen_in_tile(col, first_col, rows, (T, S), window, SIZES.CAUSAL)
+                seen = sees_keys(col, first_col, rows, (T, S), window, SIZES.CAUSAL)
             scores = tl.where(seen, scores, float("-inf"))
         m_new = tl.maximum(m, tl.max(scores, axis=1) * factor)
         weights = tl.exp2(scores * factor - finite(m_new)[:, None])  # P = exp(S − m)

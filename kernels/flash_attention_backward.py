@@ -22,19 +22,8 @@ import triton.language as tl
 
 from pagewise.kernels.arguments import Saved, Scoring
 from pagewise.kernels.flash_attention import load_rows, load_tile, matrix_of_head, segment_of, store_rows
-from pagewise.kernels.scores import (
-    LN_2,
-    LOG2_E,
-    biased,
-    capped,
-    kept,
-    key_range,
-    mask_of,
-    query_tiles,
-    seen_in_tile,
-    slope_of,
-    visible,
-)
+from pagewise.kernels.partial import LN_2, LOG2_E
+from pagewise.kernels.scores import biased, capped, kept, key_range, mask_of, query_tiles, sees_keys, slope_of, visible
 
 
 @triton.jit
@@ -221,7 +210,7 @@ def fold_keys(first, end, dq, queries, keys, scoring, window, dropout, SIZES: tl
         products = tl.dot(q, tl.trans(k), input_precision="ieee")  # S = Q Kᵀ
         d_weights = tl.dot(d_out, tl.trans(v), input_precision="ieee")  # dP = dO Vᵀ
         if CUT and scoring.attn_mask is None:
-            seen = seen_in_tile(col, j * COLS, rows, (T, S), window, SIZES.CAUSAL)
+            seen = sees_keys(col, j * COLS, rows, (T, S), window, SIZES.CAUSAL)
         if dropout is not None:
             keep = kept(first_row, j * COLS, dropout, head, SIZES.ROWS, COLS)
         _, d_scores = through_softmax(

@@ -11,6 +11,8 @@ Milakov & Gimelshein 2018; Rabe & Staats 2021.
 import triton
 import triton.language as tl
 
+LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def finite(m):

@@ -8,8 +8,7 @@ in units of log 2, so that a weight is 2 to the power of (score − m).
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
+from pagewise.kernels.partial import LOG2_E
 
 
 @triton.jit
@@ -80,7 +79,7 @@ def query_tiles(first_col, T, S, window, SIZES: tl.constexpr):
 
 
 @triton.jit
-def seen_in_tile(col, first_col, rows, sizes, window, CAUSAL: tl.constexpr):
+def sees_keys(col, first_col, rows, sizes, window, CAUSAL: tl.constexpr):
     """Whether each query sees keys first_col + col, [rows, col]. A query beyond T may see anything.
 
     Each query is compared with constants, after its products: computed before them, the answers would not fit the

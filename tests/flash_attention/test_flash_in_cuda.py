@@ -19,7 +19,6 @@ from pagewise.flash_attention import in_cuda
 from pagewise.flash_attention.dropout import Dropout
 from pagewise.naive_attention import attention
 from pagewise.options import ScoreOptions
-from pagewise.tools.work import count_work
 
 SOURCE = in_cuda.SOURCE.read_text()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -91,7 +90,7 @@ def test_no_findings_under_any_schedule(dtype, head_size):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_q_comes_once_and_k_and_v_once_per_tile_of_queries(causal):
-    """The traffic with main memory, against the formula and against what `count_work` says."""
+    """The traffic with main memory, against the formula."""
     T, S, H, Hkv, D = 144, 71, 2, 1, 32
     q, k, v = random_qkv(T, S, H, Hkv, D)
     with cudascope.observe() as report:
@@ -102,10 +101,7 @@ def test_q_comes_once_and_k_and_v_once_per_tile_of_queries(causal):
     in_bytes = {name: int(launch.accesses(name)["bytes"].sum()) for name in ("q", "k", "v", "out", "lse")}
     row = H * D * 4
     assert in_bytes == {"q": T * row, "k": sum(tiles) * row, "v": sum(tiles) * row, "out": T * row, "lse": T * H * 4}
-    work = count_work(lambda: in_cuda.forward(q, k, v, ScoreOptions(causal=causal)))
-    assert work.bytes_read == launch.count("read", "global").bytes
-    assert work.bytes_written == launch.count("write", "global").bytes
-    assert launch.count(space="global").sectors * 32 == work.bytes_moved  # no sector is moved for a part of it
+    assert launch.count(space="global").sectors * 32 == sum(in_bytes.values())  # no sector is moved for a part of it
 
 
 def words_moved(launch):
@@ -129,7 +125,7 @@ def test_what_moves_through_shared_memory():
     tiles_in = Br * D + 2 * 2 * Bc * D
     assert launch.count("write", "shared").bytes == 4 * (tiles_in + Br * D)  # and O on its way out
     assert launch.barriers - warps == 1 + 2 * 2
-    q_reads, kv_reads = 2 * Bc // in_cuda.STEP_KEYS * Br * D, warps * 2 * 2 * Bc * D  # a warp reads K and V for 32 rows
+    q_reads, kv_reads = 2 * Bc // 8 * Br * D, warps * 2 * 2 * Bc * D  # Q for 8 keys, K and V for 32 rows
     assert words_moved(launch) == tiles_in + q_reads + kv_reads + 2 * Br * D
     assert launch.count("shuffle").requests == 0
 

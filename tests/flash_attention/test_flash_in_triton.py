@@ -425,7 +425,7 @@ def test_tiles_are_measured_on_a_gpu_only():
 def test_every_gpu_has_tiles_that_fit(sm):
     gpu = Architecture(sm, SHARED_BYTES[sm], 1)
     for block_d, itemsize, heavy in product((16, 32, 64, 128, 256), (2, 4), (False, True)):
-        if itemsize == 4 and block_d > tuning.max_head_size_in_float32(gpu):
+        if (sm, itemsize, block_d) == (75, 4, 256):
             continue  # refused
         for direction, needs in (
             ("forward", tuning.forward_shared_bytes),

@@ -6,7 +6,9 @@ from torch import ones
 from torch.nn.functional import embedding, linear
 
 from pagewise import online_softmax  # noqa: F401  brings its custom op
+from pagewise.flash_decoding_plus_plus import flat_gemm
 from pagewise.naive_attention import attention
+from pagewise.paged_attention import paged_attention
 from pagewise.tools import work as work_tools
 from pagewise.tools.work import Work, count_work, load, on_chip, store, trace_moves
 
@@ -230,6 +232,19 @@ def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch, kernel_device):
     work = count_work(lambda: torch.ops.pagewise.online_softmax(x, 4))
     assert (work.matmul_flops, work.other_flops, work.bytes_read, work.bytes_written) == (1, 2, 48, 4)
     assert work.peak_bytes == x.nbytes
+
+
+@pytest.mark.parametrize("what", ["a view", "a cache"])
+def test_a_kernel_of_our_own_without_counts_is_refused(what, kernel_device):
+    """A kernel reads a part of its operands, such as some blocks of a cache, so their sizes would be a wrong count."""
+    x = torch.randn(2, 4, 16, device=kernel_device)
+    cache, table, lens = x.new_ones(50, 16, 4, 16), x.new_zeros(2, 3).int(), x.new_ones(2).int()
+    runs = {
+        "a view": lambda: flat_gemm(x[0], x[1]),
+        "a cache": lambda: paged_attention(x, cache, cache, table, lens, backend="triton"),
+    }
+    with pytest.raises(ValueError, match=r"no counts for the kernels of (flat_gemm|decode_attention)"):
+        count_work(runs[what])
 
 
 def test_a_trace_names_the_parts_that_move_in_their_order():

@@ -19,13 +19,11 @@ from pagewise.tools.checks import FLOATS
 from pagewise.tools.device import without_bfloat16
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
-from pagewise.tools.work import counts_as
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "flash_attention.cu"
 HEAD_SIZES = (32, 64, 80, 96, 112, 128)
 NUM_WARPS = 4
 TILE_ROWS = 32 * NUM_WARPS  # Br: a query per thread
-STEP_KEYS = 8  # that a thread scores at once
 TILE_KEYS = 32  # Bc
 MAX_GRID_YZ = 65535
 
@@ -72,23 +70,3 @@ def _flash_attention_cuda(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: 
         kernel = cuda_kernel(SOURCE, "flash_attention_kernel", q.dtype, D)
         kernel[grid, TILE_ROWS, tile_bytes(q.dtype, D)](out, lse, q, k, v, T, S, Hkv, scale, causal, *strides)
     return out, lse
-
-
-@counts_as("pagewise::flash_attention_cuda")
-def _work(q, k, v, causal, scale) -> tuple[int, int, int, int]:
-    """Q once, K and V once per tile of queries; a row is done in steps, of which the last may see too many keys."""
-    (B, H, T, D), S = q.shape, k.shape[2]
-    steps = sum(cdiv(keys, STEP_KEYS) for keys in visible_keys(T, S, causal, rows=1))
-    vectors = T + 2 * sum(visible_keys(T, S, causal, TILE_ROWS))
-    per_score, per_step = 5, D  # scale, max, subtract, exp, sum; O shrinks
-    return (
-        4 * B * H * D * steps * STEP_KEYS,
-        B * H * steps * (per_score * STEP_KEYS + per_step),
-        B * H * vectors * D * q.element_size(),
-        B * H * T * (D * q.element_size() + 4),
-    )
-
-
-def visible_keys(T: int, S: int, causal: bool, rows: int) -> list[int]:
-    """The number of keys that each tile of `rows` queries sees: the keys of its last row."""
-    return [max(min(first + rows, T) + S - T, 0) if causal else S for first in range(0, T, rows)]

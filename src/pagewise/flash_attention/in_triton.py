@@ -26,7 +26,8 @@ def refuses(q: Out) -> str | None:
     if q.shape[-1] > MAX_HEAD_SIZE:
         return f"takes head sizes up to {MAX_HEAD_SIZE}, got {q.shape[-1]}"
     gpu = architecture(q.device)
-    limit = tuning.max_head_size_in_float32(gpu)
+    # In float32 the backward needs 66 560 bytes of shared memory for a head size of 256, and sm_75 has 65 536.
+    limit = 128 if 0 < gpu.shared_bytes <= 65_536 else MAX_HEAD_SIZE
     if q.dtype == torch.float32 and q.shape[-1] > limit:
         return f"takes float32 head sizes up to {limit} on this GPU, got {q.shape[-1]}: use float16"
     return without_bfloat16(q.dtype, gpu)
@@ -45,7 +46,7 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
     """
     from pagewise.kernels.flash_attention import flash_attention_kernel
 
-    (B, H, T, D), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
+    B, H, T, D = inputs.q.shape
     if not inputs.q.numel():
         return
     q, k, v = map(with_close_rows, inputs[:3])
@@ -63,20 +64,13 @@ def forward(inputs: FlashInputs, out: Tensor, lse: Tensor, saved: Tensor) -> Non
         out=out,
         lse=lse.view(-1),
         saved=Saved(m, log_l, None),
-        **options_of(inputs, tiles.owned, tiles.visited),
         num_tiles=num_tiles,
-        num_heads=H,
-        group=H // Hkv,
-        T=T,
-        S=S,
         SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
         SCALE_FIRST=inputs.scale <= 0.0 or inputs.softcap > 0.0 or inputs.alibi_slopes is not None,
         TMA=by_tma,
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=q.dtype != torch.float32,
         outputs=(out,),
         scratch=by_tma,
+        **shared_arguments(inputs, tiles, tiles.owned, tiles.visited),
     )
 
 
@@ -128,21 +122,14 @@ def backward(inputs: FlashInputs, d_out: Out, d_lse: OfRows, out: Out, lse: OfRo
         dq=dq,
         dk=dk,
         dv=dv,
-        **options_of(inputs, tiles.owned, tiles.owned),
         num_key_tiles=num_key_tiles,
         num_query_tiles=num_query_tiles,
         batch_size=B,
-        num_heads=H,
-        group=H // Hkv,
         splits=splits,
-        T=T,
-        S=S,
         KEY_SIZES=Sizes(D, padded(D), tiles.visited, tiles.owned, inputs.causal),
         QUERY_SIZES=Sizes(D, padded(D), tiles.owned, tiles.visited, inputs.causal),
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        enable_fp_fusion=q.dtype != torch.float32,
         outputs=(dq, dk, dv),
+        **shared_arguments(inputs, tiles, tiles.owned, tiles.owned),
     )
     if splits > 1:
         for x, sums in zip(gradients[1:], (dk, dv), strict=True):
@@ -165,9 +152,9 @@ def takes_tma(x: Keys) -> bool:
     return itemsize == 2 and dim == 1 and not (x.data_ptr() | (batch | head | row) * itemsize) % 16
 
 
-def options_of(inputs: FlashInputs, q_tile: int, k_tile: int) -> dict[str, object]:
-    """The kernels' arguments scoring, dropout, packed and window, for tiles of these sizes."""
-    (B, H, T, _), S = inputs.q.shape, inputs.k.shape[2]
+def shared_arguments(inputs: FlashInputs, tiles: tuning.Tiles, q_tile: int, k_tile: int) -> dict[str, object]:
+    """The arguments that forward and backward share, for tiles of q_tile queries and k_tile keys."""
+    (B, H, T, _), (_, Hkv, S, _) = inputs.q.shape, inputs.k.shape
     mask, dropout, packed, cu_seqlens = inputs.attn_mask, None, None, (inputs.cu_seqlens_q, inputs.cu_seqlens_k)
     if mask is not None:
         mask = mask.expand(B, H, T, S).view(torch.uint8)
@@ -176,9 +163,9 @@ def options_of(inputs: FlashInputs, q_tile: int, k_tile: int) -> dict[str, objec
     if cu_seqlens[0] is not None:
         q_tiles = tuning.sequence_of_each_tile(T, q_tile, cu_seqlens[0])
         packed = Packed(*cu_seqlens, q_tiles, tuning.sequence_of_each_tile(S, k_tile, cu_seqlens[1]))
-    return {
-        "scoring": Scoring.of(inputs.scale, inputs.softcap, inputs.alibi_slopes, mask),
-        "dropout": dropout,
-        "packed": packed,
-        "window": None if inputs.window is None else min(inputs.window, S),  # a wider one might not fit 32 bits
-    }
+    scoring = Scoring.of(inputs.scale, inputs.softcap, inputs.alibi_slopes, mask)
+    window = None if inputs.window is None else min(inputs.window, S)  # a wider one might not fit 32 bits
+    options = {"scoring": scoring, "dropout": dropout, "packed": packed, "window": window}
+    sizes = {"num_heads": H, "group": H // Hkv, "T": T, "S": S}
+    of_launch = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
+    return options | sizes | of_launch | {"enable_fp_fusion": inputs.q.dtype != torch.float32}

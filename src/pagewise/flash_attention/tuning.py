@@ -119,14 +119,6 @@ def _keeps_owned(tiles: Tiles, gpu: Architecture) -> bool:
     return gpu.shared_bytes >= LARGE_SHARED_BYTES or gpu.sm < 80 or tiles.num_stages == 1
 
 
-def max_head_size_in_float32(gpu: Architecture) -> int:
-    """Return the largest float32 head size whose backward fits in shared memory.
-
-    With the smallest tiles a head size of 256 needs 66 560 bytes, and sm_75 has 65 536.
-    """
-    return 128 if 0 < gpu.shared_bytes <= 65536 else 256
-
-
 _measured: dict[tuple, Tiles] = {}
 
 

@@ -1,15 +1,8 @@
-"""Work plans: which program computes which tiles of which item, and where the result goes (lesson 7).
+"""Work plans as lists: which program computes which tiles of which item, and where the result goes (lesson 7).
 
-An *item* is a chunk of query rows that share a KV head, over all keys that they see. A *split* is some of its tiles of
-keys. Each split leaves lesson 3's (m, l, acc) for the merge. There are three ways to cut items into splits.
-
-    num      Every item has the same number of splits. The bits of a row do not depend on the rest of the batch.
-    size     Every split has the same number of keys. The bits of a row do not depend on the rest of the batch.
-    share    Every program gets an equal range of the work of all items. No program waits for a long sequence.
-
-The first two are arithmetic in each program. The third needs the lengths of all sequences: `work_plan_kernel` makes a
-plan on the device, whose size depends on shapes only. The host therefore waits for no length, and lengths may change
-between two replays of a CUDA graph.
+`kernels/work_plan.py` says what items and splits are, and makes such a plan on the device. Items may have an equal
+number of splits, splits of equal size, or programs that share all work. In the third case no program waits for a long
+sequence, but the bits of a row depend on the rest of the batch.
 
 Dao et al. 2023 (Flash-Decoding); equal ranges: Osama et al. 2023 (Stream-K).
 """

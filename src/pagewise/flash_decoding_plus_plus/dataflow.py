@@ -171,9 +171,8 @@ class Dataflow:
     def save(self, path: Path | str) -> None:
         """Write the table as JSON."""
         entries = [{"N": N, "K": K, "M1": M1, "M2": M2} for (N, K), (M1, M2) in self.table.items()]
-        dtype = str(self.dtype).removeprefix("torch.")
-        content = {"version": VERSION, "device": self.device, "dtype": dtype, "inflections": entries}
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        of_all = {"version": VERSION, "device": self.device, "dtype": str(self.dtype).removeprefix("torch.")}
+        Path(path).write_text(json.dumps(of_all | {"inflections": entries}, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> "Dataflow":

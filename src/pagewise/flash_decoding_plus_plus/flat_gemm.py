@@ -25,7 +25,6 @@ from pagewise.tools.checks import FLOATS, check_same, check_shape, check_tensor
 from pagewise.tools.ops import custom_op
 from pagewise.tools.sizes import cdiv
 from pagewise.tools.transforms import check_derivative
-from pagewise.tools.work import counts_as
 
 SOURCE = Path(pagewise.kernels.__file__).parent / "flat_gemm.cu"
 MAX_ROWS = 64  # M
@@ -84,9 +83,6 @@ def _check_weights(function: str, x: Tensor, w: Tensor) -> None:
             f"w must have contiguous rows, got strides {w.stride()}: keep w.contiguous(), because a copy for each "
             f"product would cost more than the product"
         )
-
-
-# ---------------------------------------------------------------------------------------------- launching
 
 
 def on_cuda_cores(x: Float[Tensor, "M K"], w: Float[Tensor, "N K"]) -> Float[Tensor, "M N"]:
@@ -159,9 +155,6 @@ def _in_vecs(x: Tensor, w: Tensor) -> tuple[Tensor, int]:
     return x if x.stride(1) == 1 else x.clone(memory_format=torch.contiguous_format), 1
 
 
-# ---------------------------------------------------------------------------------------------- custom op
-
-
 def tensor_cores_take(x: Tensor) -> bool:
     """Return whether `flat_gemm_kernel` can multiply x. It needs 16-bit floats, and sm_80 for asynchronous copies."""
     return x.dtype != torch.float32 and not 0 < architecture(x.device).sm < 80
@@ -171,21 +164,3 @@ def tensor_cores_take(x: Tensor) -> bool:
 def few_rows(x: Tensor, w: Tensor, tensor_cores: bool) -> Tensor:
     """Return x @ wᵀ, computed on tensor cores if they are asked for and take x, else on CUDA cores."""
     return (on_tensor_cores if tensor_cores and tensor_cores_take(x) else on_cuda_cores)(x, w)
-
-
-@counts_as("pagewise::flat_gemm")
-def _work(x, w, tensor_cores) -> tuple[int, int, int, int]:
-    """The work of padded M and N. Each thread block reads all of x, and its columns of w once per pass over M."""
-    (M, K), N, itemsize = x.shape, len(w), x.element_size()
-    if tensor_cores and tensor_cores_take(x):
-        thread_blocks = cdiv(N, B_N)
-        columns, depth = thread_blocks * B_N, cdiv(K, TILE_K) * TILE_K
-        products, additions = cdiv(M, TILE_M) * TILE_M * columns * depth, NUM_WARPS * M * columns
-        read = (N + thread_blocks * M) * K  # missing rows and columns are not read
-    else:
-        at_once = rows_at_once(M)
-        thread_blocks, times = cdiv(N, COLUMNS), cdiv(M, at_once)
-        sums = thread_blocks * COLUMNS * times * at_once
-        products, additions = sums * K, sums * (5 * NUM_THREADS + NUM_WARPS)  # of lanes and of warps
-        read = thread_blocks * times * (COLUMNS + at_once) * K
-    return 2 * products, additions, read * itemsize, M * N * itemsize

@@ -63,8 +63,8 @@ def lazy_rescale_attention(
     check_number("threshold", threshold, low=0.0, below=LARGEST_THRESHOLD + 1)
     if choose_backend(backend, q.device, refusal, derivative=derivative_of(q, k, v)) == "torch":
         return _in_torch(q, k, v, options, splits or ONE_SPLIT, threshold)
-    numbers = (options.scale_for(q.shape[-1]), options.causal, splits.count if splits else None)
-    return _in_triton(q, k, v, float(threshold), *numbers)
+    scale, num_splits = options.scale_for(q.shape[-1]), splits.count if splits else None
+    return _in_triton(q, k, v, float(threshold), scale, options.causal, num_splits)
 
 
 @outside_graphs('lazy_rescale_attention(backend="torch")', remedy='backend="triton"')

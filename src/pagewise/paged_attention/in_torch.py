@@ -7,8 +7,7 @@ need no mask of their own.
     gathered    k = k_cache[block_tables] made contiguous, then dense attention (how vLLM tests its kernel)
     streamed    one block of every sequence at a time, with lesson 3's (m, l, acc). Nothing is gathered
 
-Both take what `checked_inputs` returns. They look at the lengths and the tables first, which makes the host wait for a
-GPU. Kwon et al. 2023.
+Both look at the lengths and the tables first, for which the host waits for a GPU. Kwon et al. 2023.
 """
 
 import functools

@@ -78,26 +78,23 @@ def paged_attention_varlen(
         options = options._replace(alibi_slopes=alibi_slopes).checked(q[:, :, None], 1)
     step = Step(block_tables, seq_lens, cu_seqlens_q, k_cache.shape[1], False, options, float(v_scale), splits)
     if backend == "torch":
-        return _in_torch(q, k_cache, v_cache, step, return_lse)
+        return _in_torch(inputs, step, return_lse)
     if looks(check, block_tables, seq_lens, cu_seqlens_q):
-        _check_numbers(q, k_cache, v_cache, step)
+        _check_numbers(inputs, step)
     return PlanInTriton(step).attend(q, k_cache, v_cache, return_lse=return_lse, plans=False)
 
 
 @outside_graphs('paged_attention_varlen(backend="torch")', remedy='backend="triton"')
-def _in_torch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step, return_lse: bool
-) -> Tensor | tuple[Tensor, Tensor]:
+def _in_torch(inputs: PagedInputs, step: Step, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     tensors = {"block_tables": step.block_tables, "seq_lens": step.seq_lens, "cu_seqlens_q": step.cu_seqlens_q}
     check_values('paged_attention_varlen(backend="torch")', remedy='backend="triton"', **tensors)
-    _check_numbers(q, k_cache, v_cache, step)
-    return PlanInTorch(step).attend(q, k_cache, v_cache, return_lse=return_lse)
+    _check_numbers(inputs, step)
+    return PlanInTorch(step).attend(*inputs[:3], return_lse=return_lse)
 
 
-def _check_numbers(q: Tensor, k_cache: Tensor, v_cache: Tensor, step: Step) -> None:
+def _check_numbers(inputs: PagedInputs, step: Step) -> None:
     """Raise ValueError unless the numbers in the tensors of a step belong together."""
-    lengths = check_running_sums("q", step.cu_seqlens_q, len(q))
-    inputs = PagedInputs(q, k_cache, v_cache, step.block_tables, step.seq_lens)
+    lengths = check_running_sums("q", step.cu_seqlens_q, len(inputs.q))
     used_blocks(inputs, step.options.window, step.cu_seqlens_q.diff())
     for b, (num_queries, length) in enumerate(zip(lengths, step.seq_lens.tolist(), strict=True)):
         if num_queries > length:

@@ -4,8 +4,9 @@ Every torch operation counts as one kernel, as it runs without fusion. It reads 
 writes its results there once. A view is free. Counts are exact, and unlike times they are the same on every machine of
 a kind. For a few operations, such as dropout, torch has one fused kernel on a GPU and several kernels on a CPU.
 
-There are two exceptions. For a kernel of our own, `counts_as` gives the counts. A loop in torch that stands for one
-kernel runs `on_chip`, where only `load` and `store` move data:
+There are two exceptions. For some kernels of our own, `counts_as` gives the counts, and the others are refused:
+cudascope counts what these do. A loop in torch that stands for one kernel runs `on_chip`, where only `load` and `store`
+move data:
 
     with on_chip():
         x_tile = load(x[rows])                   # from main memory
@@ -76,6 +77,8 @@ def count_work(run: Callable[[], object]) -> Work:
     A matrix product of [M, K] and [K, N] is 2·M·N·K operations. Any other arithmetic operation, such as exp, counts one
     per element of its largest operand or result. Moving data counts none. `peak_bytes` is the largest number of bytes
     that tensors made by `run`, its results included, held at any one time.
+
+    Raises ValueError if `run` calls a kernel of pagewise that has no counts.
     """
     counter = _Counter()
     with counter, torch.no_grad():
@@ -162,6 +165,9 @@ class _Counter(TorchDispatchMode):
             self.flops = [self.flops[0] + matmul, self.flops[1] + other]
             self.read, self.written = self.read + read, self.written + written
             return
+        if name.startswith("pagewise::"):  # how much of its operands a kernel reads is not known
+            op = name.removeprefix("pagewise::")
+            raise ValueError(f'count_work has no counts for the kernels of {op}: use backend="torch", or cudascope')
         if not self.chips:
             self._count_bytes(name, args, inputs, results)
         if func._overloadpacket in flop_registry:
