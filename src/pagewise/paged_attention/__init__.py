@@ -18,8 +18,8 @@ from pagewise.paged_attention.vllm import (
 
 
 def __getattr__(name: str):
-    if name != "paged_attention_varlen":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pagewise.paged_attention_varlen import paged_attention_varlen  # lesson 9's, imported where it is used
+    if name == "paged_attention_varlen":  # lesson 9's, imported where it is used
+        import importlib
 
-    return paged_attention_varlen
+        return importlib.import_module("pagewise.paged_attention_varlen").paged_attention_varlen
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
