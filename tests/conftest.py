@@ -34,6 +34,8 @@ if importlib.util.find_spec("beartype"):
     # an int is a float, as in Python's own rules
     typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
     _with_shapes = jaxtyping.jaxtyped
+    _calls: Counter = Counter()  # of each function in the present test
+    MOST_CHECKED = 20  # a loop's later calls have the shapes of its first ones
 
     def _jaxtyped(function=None, **options):
         """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.
@@ -55,7 +57,9 @@ if importlib.util.find_spec("beartype"):
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            return (function if jaxtyping.config.jaxtyping_disable else checked())(*args, **kwargs)
+            _calls[function] += 1
+            unchecked = jaxtyping.config.jaxtyping_disable or _calls[function] > MOST_CHECKED
+            return (function if unchecked else checked())(*args, **kwargs)
 
         return call
 
@@ -89,6 +93,7 @@ if importlib.util.find_spec("beartype"):
         parts = {(test, word) for word in ["", *words]}
         jaxtyping.config.update("jaxtyping_disable", parts <= _met)
         _met.update(parts)
+        _calls.clear()
 
 
 # A shell starts background jobs with SIGINT ignored, and tests send it. Processes that tests start inherit this, too.

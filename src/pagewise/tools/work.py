@@ -15,7 +15,7 @@ move data:
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,7 +23,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _ALLOCATES = {_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default, _aten.empty_strided.default}
@@ -134,10 +133,10 @@ class _Counter(TorchDispatchMode):
         if func._schema.name in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inputs = _tensors((*args, *(kwargs or {}).values()))
         before = {t.untyped_storage()._cdata for t in inputs}
         out = func(*args, **(kwargs or {}))
-        results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        results = _tensors(out if isinstance(out, tuple | list) else (out,))
         for tensor in [] if self.chips else results:
             self._hold(tensor, before)
         if not (func.is_view or func in _ALLOCATES or self._is_alias(func, results, before)):
@@ -210,6 +209,12 @@ class _Tracer(_Counter):
 def _counters() -> list[_Counter]:
     """Return the active counters. Inside an operation there are none, because it is counted as a whole."""
     return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Counter)]
+
+
+def _tensors(values: Iterable[object]) -> list[Tensor]:
+    """Return the tensors among the arguments or the results of an operation, those in lists included."""
+    lists = (value if isinstance(value, tuple | list) else (value,) for value in values)
+    return [each for values in lists for each in values if isinstance(each, Tensor)]
 
 
 def _picked(tensor: Tensor, indices: list[Tensor | None]) -> Tensor:
