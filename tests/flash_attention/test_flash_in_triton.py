@@ -6,15 +6,22 @@ With PAGEWISE_FULL=1 every pair of values meets more than once, and on a GPU the
 import json
 import math
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 import torch
-from covering import all_cases, covering, is_full, label
+from covering import all_cases, covering, in_turns, is_full, label
 from flash_cases import KINDS, as_drawn, as_tokens, assert_matches_naive, options_of, random_gradients, random_qkv
 
 from conftest import ROOT
-from pagewise.flash_attention import dropout_mask, flash_attention, in_triton, measure_tiles, tuning
+from pagewise.flash_attention import (
+    dropout_mask,
+    flash_attention,
+    flash_attention_varlen,
+    in_triton,
+    measure_tiles,
+    tuning,
+)
 from pagewise.flash_attention.inputs import FlashInputs, outputs
 from pagewise.naive_attention import attention
 from pagewise.tools.architecture import SHARED_BYTES, Architecture
@@ -90,6 +97,24 @@ def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
     q, k, v = random_qkv(35, 67, 16, (2, 1), 1, torch.float32, kernel_device)
     options = options_of(kind, *q.shape[:3], k.shape[2], kernel_device)
     assert_matches_naive(in_kernels(options), q, k, v, options)
+
+
+@pytest.mark.parametrize("tiles", [(16, 32), (32, 16)], ids=str)
+def test_a_packed_sequence_has_the_tiles_that_it_has_alone(tiles, kernel_device, monkeypatch):
+    """Also where tiles of queries and tiles of keys differ in length. Equal tiles give equal bits."""
+    tiled(monkeypatch, *tiles)
+    ends = [0, 5, 5, 38, 54]
+    qkv = [x[0] for x in random_qkv(54, 54, 16, (2, 1), 1, torch.float32, kernel_device)]
+    packed = [x.transpose(0, 1).detach().requires_grad_() for x in qkv]
+    sums = torch.tensor(ends, dtype=torch.int32, device=kernel_device)
+    out = flash_attention_varlen(*packed, sums, sums, causal=True, backend="triton")
+    gradients = torch.autograd.grad(out, packed, out.detach())
+    for first, end in pairwise(ends):
+        alone = [x[None, :, first:end].detach().requires_grad_() for x in qkv]
+        out_alone = flash_attention(*alone, causal=True, backend="triton")
+        expected = [out_alone, *torch.autograd.grad(out_alone, alone, out_alone.detach())]
+        for got, of_one in zip((out, *gradients), expected, strict=True):
+            assert got[first:end].transpose(0, 1).equal(of_one[0])
 
 
 @pytest.mark.parametrize("sizes", [(20, 69), (70, 20)])
@@ -270,9 +295,12 @@ def by_descriptors(monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("kind", ["plain", "causal", "window", "softcap", "dropout", "mask"])
-@pytest.mark.parametrize(("T", "S", "D"), [(35, 77, 16), (70, 33, 40), (1, 130, 16)])
-def test_descriptors_read_what_pointers_read(kind, T, S, D, kernel_device, monkeypatch, by_descriptors):
+OPTIONS_OF_TILES = ["plain", "causal", "window", "softcap", "dropout", "mask"]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), in_turns(OPTIONS_OF_TILES, [(35, 77, 16), (70, 33, 40), (1, 130, 16)]))
+def test_descriptors_read_what_pointers_read(kind, sizes, kernel_device, monkeypatch, by_descriptors):
+    T, S, D = sizes
     tiled(monkeypatch, 16, 32)
     q, k, v = random_qkv(T, S, D, (4, 2), 2, torch.float16, kernel_device)
     options = options_of(kind, *q.shape[:3], S, kernel_device)

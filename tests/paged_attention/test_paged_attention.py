@@ -65,7 +65,7 @@ def path(request):
 @pytest.fixture
 def lengths(path):
     """Awkward ones of one batch; less far in Triton, which is often interpreted."""
-    return LENGTHS if "triton" not in path.__name__ else [700 if n == 2000 else n for n in LENGTHS]
+    return LENGTHS if "triton" not in path.__name__ else [260 if n == 2000 else n for n in LENGTHS]
 
 
 # ------------------------------------------------------------------------------------------ against dense attention
