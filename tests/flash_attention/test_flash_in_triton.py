@@ -449,6 +449,14 @@ def test_tiles_are_measured_on_a_gpu_only():
         measure_tiles(q, q, q, causal=True)
 
 
+@pytest.mark.parametrize(("sm", "largest"), [(75, 128), (80, 256), (89, 256), (90, 256)])
+def test_float32_head_sizes_whose_backward_would_not_fit_are_refused(sm, largest, monkeypatch):
+    monkeypatch.setattr(in_triton, "architecture", lambda device: Architecture(sm, SHARED_BYTES[sm], 40))
+    assert in_triton.refuses(torch.zeros(1, 1, 1, largest)) is None
+    assert f"head sizes up to {largest}" in (in_triton.refuses(torch.zeros(1, 1, 1, largest + 1)) or "")
+    assert in_triton.refuses(torch.zeros(1, 1, 1, 256, dtype=torch.float16)) is None
+
+
 @pytest.mark.parametrize("sm", SHARED_BYTES)
 def test_every_gpu_has_tiles_that_fit(sm):
     gpu = Architecture(sm, SHARED_BYTES[sm], 1)
