@@ -99,6 +99,22 @@ def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
     assert_matches_naive(in_kernels(options), q, k, v, options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_launch_has_the_options_of_its_tiles(dtype, kernel_device, monkeypatch):
+    launched, launch = [], in_triton.launch
+
+    def watched(kernel, *grid, **arguments):
+        launched.append([arguments.get(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")])
+        launch(kernel, *grid, **arguments)
+
+    monkeypatch.setattr(in_triton, "launch", watched)
+    chosen = {"forward": tuning.Tiles(16, 32, 2, 5), "backward": tuning.Tiles(32, 16, 8, 7)}
+    monkeypatch.setattr(tuning, "tiles_for", lambda direction, *launch: chosen[direction])
+    qkv = [x.requires_grad_() for x in random_qkv(3, 5, 16, (2, 1), 1, dtype, kernel_device)]
+    flash_attention(*qkv, backend="triton").sum().backward()
+    assert launched == [[2, 5, dtype != torch.float32], [4, None, None], [8, 7, dtype != torch.float32]]
+
+
 @pytest.mark.parametrize("tiles", [(16, 32), (32, 16)], ids=str)
 def test_a_packed_sequence_has_the_tiles_that_it_has_alone(tiles, kernel_device, monkeypatch):
     """Also where tiles of queries and tiles of keys differ in length. Equal tiles give equal bits."""

@@ -234,6 +234,12 @@ def test_a_kernel_of_our_own_counts_what_it_says(monkeypatch, kernel_device):
     assert work.peak_bytes == x.nbytes
 
 
+def test_a_tensor_that_is_named_as_the_result_is_written_and_neither_read_nor_new():
+    a, b, c = ones(10), ones(10), ones(10)
+    assert count_work(lambda: torch.add(a, b, out=c)) == Work(other_flops=10, bytes_read=80, bytes_written=40)
+    assert count_work(lambda: torch.max(a[None], dim=0, out=(b, c.long()))).bytes_read == 80  # c.long() reads c
+
+
 @pytest.mark.parametrize("what", ["a view", "a cache"])
 def test_a_kernel_of_our_own_without_counts_is_refused(what, kernel_device):
     """A kernel reads a part of its operands, such as some blocks of a cache, so their sizes would be a wrong count."""

@@ -133,9 +133,11 @@ class _Counter(TorchDispatchMode):
         if func._schema.name in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
             with self:
                 return func.decompose(*args, **(kwargs or {}))
-        inputs = _tensors((*args, *(kwargs or {}).values()))
-        before = {t.untyped_storage()._cdata for t in inputs}
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        outs = {each.name for each in func._schema.arguments if each.is_out} if kwargs else ()
+        inputs = _tensors((*args, *(x for name, x in kwargs.items() if name not in outs)))
+        before = {t.untyped_storage()._cdata for t in (*inputs, *_tensors(kwargs[name] for name in outs))}
+        out = func(*args, **kwargs)
         results = _tensors(out if isinstance(out, tuple | list) else (out,))
         for tensor in [] if self.chips else results:
             self._hold(tensor, before)
