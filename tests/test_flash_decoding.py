@@ -101,6 +101,7 @@ def test_every_pair_of_sizes_and_splits(case, kernel_device):
     assert_right(attend(*qkv, **options, return_lse=True), *qkv, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [{"num_splits": 3}, {"split_size": 64}, {}], ids=str)
 @pytest.mark.parametrize("window", [None, 60])
 def test_several_kv_heads_with_several_chunks_of_rows(window, splits, kernel_device):

@@ -142,6 +142,7 @@ def test_a_circle_is_found():
     assert cycle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
+@pytest.mark.slow
 def test_imports_point_one_way():
     foreign = set()
     for module, file in MODULES.items():
@@ -241,6 +242,7 @@ def upward(package=rooms.CUDASCOPE):
     return [(room, other, modules) for room, other, modules in arrows if height(other) > height(room)]
 
 
+@pytest.mark.slow
 def test_each_room_of_cudascope_imports_only_rooms_below_it():
     assert sorted(rooms.arrows()) == sorted(rooms.ORDER), "a folder or module without a place in rooms.ORDER"
     assert upward() == []
@@ -265,6 +267,7 @@ def test_an_import_that_leads_upwards_is_found(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_floors_are_counted_from_the_rooms_without_imports():
     graph = {"a": {"b": [], "c": []}, "b": {"c": []}, "c": {}}
     assert rooms.floors(graph) == {"a": 3, "b": 2, "c": 1}

@@ -67,6 +67,7 @@ APART = {  # what a source includes of a wheel of its own
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["user/nvidia/cu13/include", "toolkit/include", None])
 @pytest.mark.parametrize("name", APART)
 def test_headers_may_be_in_another_folder_than_those_of_the_runtime(name, place, tmp_path):
@@ -150,6 +151,7 @@ def test_a_finding_names_the_element_of_a_numpy_array():
         CudaKernel(SCALE, "scale")[1, 6](x, out, 1)
 
 
+@pytest.mark.slow
 def test_read_only_memory_is_taken_where_the_kernel_only_reads():
     x, out = np.ones(4, np.float32), np.ones(4, np.float32)
     x.flags.writeable = False

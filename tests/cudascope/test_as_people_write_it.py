@@ -182,6 +182,7 @@ def test_a_pointer_to_structs_takes_whole_structs_of_any_dtype():
         rule(torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_pointer_to_pointers_takes_addresses():
     x = torch.zeros(2)
     kernel = CudaKernel("__global__ void f(float** rows, int n) { rows[n][1] = 7; }", "f")
@@ -232,6 +233,7 @@ def test_a_missing_header_stops_the_kernel_where_it_is_needed_and_names_itself()
         kernel[1, 1](x, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "after", "message"),
     [
@@ -257,6 +259,7 @@ def test_nvrtc_gets_the_same_device_code(name):
     assert CudaKernel(FILE, name).resources("sm_80").registers > 0
 
 
+@pytest.mark.slow
 def test_nvrtcs_errors_have_the_files_lines():
     line = FILE.read_text().splitlines().index("    x[0] = 1.0f") + 2  # where the ; is missed
     with pytest.raises(CompileError, match=rf"as_people_write_it\.cu\({line}\): error: expected a"):

@@ -35,6 +35,7 @@ def test_rows_that_come_in_stages_are_summed_right(columns):
         assert torch.equal(sums, x.sum(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zeros", [0, 1, 4, 6, 16])
 def test_what_is_filled_with_zeros_is_not_read(zeros):
     x, out = whole(4 * THREADS), empty(4 * THREADS)
@@ -50,6 +51,7 @@ def test_before_the_wait_the_target_holds_nans_even_in_a_plain_launch():
     assert out.isnan().all()
 
 
+@pytest.mark.slow
 def test_a_copy_is_counted_once_as_a_read_and_once_as_a_write():
     memory, out = whole(4 * THREADS + 8), empty(4 * THREADS)
     start = -memory.data_ptr() % 32 // 4
@@ -77,6 +79,7 @@ __global__ void fill_the_rest(const float* x, float* out, int n) {
 }"""
 
 
+@pytest.mark.slow
 def test_lanes_that_fill_with_zeros_are_in_the_request_of_those_that_copy():
     x, out, n = whole(96), empty(96), 40
     with cudascope.observe() as report:

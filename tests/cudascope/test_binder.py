@@ -191,6 +191,7 @@ def test_two_devices_in_one_launch_are_refused():
         two[1, 1](zeros(), torch.zeros(1, device="meta"), 0, 0.5, Pair())
 
 
+@pytest.mark.slow
 def test_a_parameter_of_64_bits_takes_a_number_or_an_address():
     kernel, x = PtxKernel(PTX), zeros()
     kernel[1, 1](x.ctypes.data, 1, 0.5, Pair(1, 2))  # the address of memory that is no argument

@@ -61,6 +61,7 @@ def test_a_reduction_of_elements_of_any_size(kind, dtype):
     assert torch.equal(y, expected)
 
 
+@pytest.mark.slow
 def test_thread_blocks_may_reduce_into_the_same_place_and_nobody_may_read_it_meanwhile():
     source = reduction("add.u32")
     for seed in (None, 1, 2):
@@ -179,6 +180,7 @@ def test_rows_outside_of_the_matrix_are_zeros_and_are_not_stored():
     assert matrix[:, 16].tolist() == [3, 3, 3, 3, 1, 1, 1, 3]
 
 
+@pytest.mark.slow
 def test_rows_that_two_lanes_scatter_to_race():
     matrix, rows = torch.zeros(8, 64), torch.tensor([3, 3, 0, 1, 2, 5, 6, 7], dtype=torch.int32)
     descriptor = TensorDescriptor(matrix, [8, 64], [64, 1], [1, 32])

@@ -72,6 +72,7 @@ def test_an_output_that_is_not_all_written_is_a_finding(capsys):
     assert "no thread writes 128 of the 512 elements of out, the first of them out[3, 0]" in out
 
 
+@pytest.mark.slow
 def test_a_kernel_that_hangs_is_a_finding_that_says_who_waits_where(capsys):
     command = ["never_hangs.cu", "barrier_behind_a_spin", "--block", "64", "--scalar", "n=0"]
     tensors = [f"--tensor={name}=float32[64]" for name in ("x", "out")]

@@ -174,6 +174,7 @@ def test_a_source_that_is_a_link_includes_from_the_folder_of_the_link(through, t
     assert result(CudaKernel(tmp_path / "links/k.cu", "k", through=through)) == [1]
 
 
+@pytest.mark.slow
 def test_a_text_includes_from_the_folder_in_which_the_kernel_was_made(tmp_path, monkeypatch):
     text = '#include "n.h"\n__global__ void k(int* x) { *x = N; }'
     write(tmp_path, {f"{n}/n.h": f"#define N {n}" for n in (41, 42)})
@@ -387,6 +388,7 @@ def test_the_code_that_makes_a_build_is_a_part_of_its_key(file, changed, copied_
     assert tuple(one != other for one, other in zip(before, keys(), strict=True)) == changed
 
 
+@pytest.mark.slow
 @THROUGH
 def test_all_code_that_runs_for_a_build_is_in_its_key(through, monkeypatch):
     cpu_build.runtime()
@@ -480,6 +482,7 @@ def test_messages_keep_a_users_folder_with_nearly_the_name_of_ours():
     assert without_own_headers(said, "k.cu") == said
 
 
+@pytest.mark.slow
 def test_a_shift_in_a_header_is_exact_where_its_name_is_not_ascii(tmp_path):
     write(tmp_path, {"hä/f.h": "__device__ inline int f(int n) { return 1 << n; }"})
     write(tmp_path, {"ü.cu": '#include "hä/f.h"\n__global__ void k(int* x) { *x = f(*x + 40) + 5; }'})

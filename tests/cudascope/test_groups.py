@@ -27,6 +27,7 @@ def checked(name: str, launch: tuple, *args) -> None:
 # ------------------------------------------------------------------------------------------------ what they give
 
 
+@pytest.mark.slow
 def test_tiles():
     x, out = whole(THREADS), torch.zeros(10, THREADS, dtype=torch.int32)
     checked("tiles", (1, THREADS), x, out)
@@ -93,6 +94,7 @@ def test_what_a_group_does_at_once_is_counted_as_one_shuffle():
     assert report.count("shuffle").requests == 2
 
 
+@pytest.mark.slow
 def test_a_grid_that_a_gpu_cannot_hold_at_once_is_refused():
     memory = torch.zeros(3, THREADS, dtype=torch.int32)
     with pytest.raises(ValueError, match="at once"):

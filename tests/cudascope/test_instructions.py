@@ -272,6 +272,7 @@ def test_the_counts_tell_a_wrong_counter(monkeypatch, mutant):
 SCALE = "__global__ void scale(float* x) { if (threadIdx.x < 40) x[threadIdx.x] = x[threadIdx.x] * 2.0f + 1.0f; }"
 
 
+@pytest.mark.slow
 def test_a_cuda_kernel_counts_through_ptx():
     with observe() as report:
         CudaKernel(SCALE, "scale", through="ptx")[1, 64](torch.zeros(64))
@@ -402,6 +403,7 @@ def test_loops_are_those_of_the_gpu_that_is_asked_for(looping):
         special.loops("sm_100")
 
 
+@pytest.mark.slow
 def test_a_cuda_kernel_has_loops():
     source = "__global__ void k(float* x, int n) { for (int i = 0; i < n; i++) x[i] = __expf(x[i]); }"
     (loop,) = (each for each in CudaKernel(source, "k").loops("sm_90") if each.classes["special"] == 1)

@@ -263,6 +263,7 @@ CONVERSIONS = {
 }
 
 
+@pytest.mark.slow
 def test_conversions():
     x = torch.tensor([2.5, 1.5, -2.25, 1e20, math.nan])
     assert run("conversions", x).tolist() == list(CONVERSIONS.values())
@@ -356,5 +357,6 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 def test_a_gpu_has_the_same_functions():
     CudaKernel(source_file(), "words").resources("sm_90")

@@ -57,6 +57,7 @@ def test_an_access_past_a_variable_is_found(which, name, size, through):
         assert f"if (which == {which})" in LINES[finding.line - 1]
 
 
+@pytest.mark.slow
 def test_a_read_far_past_a_variable_is_found_and_strings_may_be_read():
     assert [each.rule for each in found("read_variables", (1, 1), torch.zeros(1), 0, 500)] == ["out of bounds"]
     assert found("read_variables", (1, 1), torch.zeros(1), 6, 3) == []

@@ -261,6 +261,7 @@ def test_each_unit_alone_sets_the_limit(observed, mode, n, unit, seconds):
     assert limits.least == limits.seconds[unit] == pytest.approx(seconds)
 
 
+@pytest.mark.slow
 def test_dram_sets_the_limit_of_a_grid_that_fills_the_gpu():
     copy = UNITS.replace("mov.u32 %r3, %tid.x;", "mov.u32 %r3, %ctaid.x;\n    shl.b32 %r3, %r3, 10;")
     # a lane reads one word of each fourth kilobyte, 4000 thread blocks of one lane
@@ -495,6 +496,7 @@ def test_ptxas_tells_the_registers_and_none_if_it_does_not_compile(units):
     assert registers_of(ptx._replace(text=UNITS.replace("ret;", "nonsense;")), 80) is None
 
 
+@pytest.mark.slow
 def test_a_cuda_kernel_through_ptx_counts_instructions_in_the_functions_that_it_calls():
     source = """
     __device__ __noinline__ float often(float x, int n) {

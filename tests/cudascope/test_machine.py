@@ -69,6 +69,7 @@ def test_a_thread_has_its_registers_back_after_a_barrier(mode):
     )
 
 
+@pytest.mark.slow
 def test_a_rounding_mode_stays_with_its_thread():
     nearest, wrong = np.zeros(64), np.zeros(64, np.int32)
     run("take_turns_rounding", 64, 100_000_000, nearest, wrong)

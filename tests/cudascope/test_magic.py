@@ -33,6 +33,7 @@ def test_a_cell_becomes_a_kernel_of_that_name(shell):
     assert x.tolist() == [3, 3, 3, 1]
 
 
+@pytest.mark.slow
 def test_a_cell_may_have_the_host_code_too(shell):
     main = "#include <vector>\nint main() { std::vector<float> x(4); scale<float><<<1, 4>>>(x.data(), 4); }"
     shell.run_cell(f"%%cuda scale<float> -DFACTOR=3\n{SCALE}{main}").raise_error()

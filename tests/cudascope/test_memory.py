@@ -155,6 +155,7 @@ def test_a_tensor_whose_file_has_become_shorter_is_found(size, tmp_path):
     assert found.value.rule == "unreadable"
 
 
+@pytest.mark.slow
 def test_any_number_of_stray_pages_leaves_the_process_whole():
     kernel = kernel_of(
         "__global__ void k(float* x) { x[(blockIdx.x * blockDim.x + threadIdx.x) * 2048ll] = 1; }",
@@ -170,6 +171,7 @@ def test_any_number_of_stray_pages_leaves_the_process_whole():
 # ------------------------------------------------------------------------------------------------ processes, signals
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_during_a_launch_reads_and_launches():
     done = in_a_process(f"""
         add = kernel_of("__global__ void k(float* x) {{ x[3] += 1; }}")

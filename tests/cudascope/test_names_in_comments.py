@@ -79,6 +79,7 @@ def test_names_are_found_in_comments_alone_and_missing_ones_are_told(suffix, tex
     assert all(exists(name, files_there()) == ("watch" in name) for name in found)
 
 
+@pytest.mark.slow
 def test_every_file_and_module_that_a_comment_names_exists():
     there = files_there()
     sources = [

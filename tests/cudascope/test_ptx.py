@@ -54,6 +54,7 @@ EXCHANGED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "threads", "given", "expected"),
     [

@@ -194,6 +194,7 @@ def test_a_bulk_copy_lands_at_the_wait_for_its_mbarrier():
     assert np.array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_without_the_wait_a_bulk_copy_gives_nans_and_is_found():
     # not the values of other tests: a thread that is early reads what another launch has left in shared memory
     x, y = np.arange(1000, 1256, dtype=np.float32), np.zeros(256, np.float32)
@@ -418,6 +419,7 @@ def test_products_of_halves_from_every_layout(turned):
         assert np.allclose(d, expected, atol=1e-5), swizzle
 
 
+@pytest.mark.slow
 def test_products_of_other_types():
     random = np.random.default_rng(0)
     a, b = random.integers(-100, 100, (64, 32)).astype(np.int8), random.integers(-100, 100, (8, 32)).astype(np.int8)

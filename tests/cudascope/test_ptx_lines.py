@@ -105,6 +105,7 @@ def shared_line_kernel(x, y, SIZE: tl.constexpr):
     tl.store(y + i, value)
 
 
+@pytest.mark.slow
 def test_inline_assembly_on_one_line_is_found_at_its_line_of_python():
     x, y = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     with triton_compiled("sm_80"), check(stop=False) as report:

@@ -65,6 +65,7 @@ def assert_needed(run, source, mistakes, needed):
     assert [count(each) > 0 for each in barriers] == needed
 
 
+@pytest.mark.slow
 def test_a_replay_tells_copies_from_the_plain_stores_of_their_group():
     """The first stage takes the place of plain stores. The barrier between the copies of two stages orders nothing."""
     mistakes = removals(RING)

@@ -57,6 +57,7 @@ def expected(n: int, wide: int) -> list[int]:
     return [value % 2**64 for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [IN_MACRO, CUT], ids=["macro", "cut"])
 @pytest.mark.parametrize("watch", [contextlib.nullcontext, check, observe], ids=["plain", "check", "observe"])
 def test_a_shift_by_too_much_gives_what_a_gpu_gives(source, watch):

@@ -129,6 +129,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grid", "block"), [(3, 5), ((2, 3), (4, 2)), ((2, 1, 2), (3, 2, 2)), (1, 1024), ((1, 2), (32, 32))]
 )
@@ -588,6 +589,7 @@ def checked(name: str, bad: bool, seed: int | None) -> None:
         run(CHECKED, name, 1, 64, x=x, out=out, n=40, bad=int(bad), shared_bytes=256)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_caught_in_its_line(name):
     what, tensor, element = PLANTED[name]
@@ -931,6 +933,7 @@ def test_the_runtimes_headers_do_not_include_each_other_in_a_circle():
         includes = {path: others for path, others in includes.items() if path not in leaves}
 
 
+@pytest.mark.slow
 def test_an_object_with_virtual_functions_lies_in_shared_memory():
     """Its table of functions is written by its constructor and read by a call, like any other member."""
     source = """
@@ -952,6 +955,7 @@ def test_an_object_with_virtual_functions_lies_in_shared_memory():
         CudaKernel(source, "polymorphic", defines=["BARRIER="])[1, 2](out)
 
 
+@pytest.mark.slow
 def test_the_last_thread_block_may_put_the_counter_back():
     """An atomic after a fence comes before whatever follows the next atomic on it; without the fence it does not."""
     source = """

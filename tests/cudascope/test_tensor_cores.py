@@ -59,6 +59,7 @@ CONVERTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONVERTED)
 def test_accumulators_of_one_size_hold_the_same_elements_whatever_their_type(name):
     from_type, to_type = CONVERTED[name]
@@ -96,6 +97,7 @@ def test_float_sums_are_added_in_order_of_k_from_c():
     assert (d == 2.0**24).all()
 
 
+@pytest.mark.slow
 def test_tf32_is_rounded_on_request_and_cut_off_otherwise():
     # tf32 has 10 bits of fraction: 1 + 2^-11 lies halfway between 1 and 1 + 2^-10, and ties go away from zero
     out = torch.empty(2)

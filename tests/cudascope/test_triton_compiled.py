@@ -56,6 +56,7 @@ def add_kernel(x, y, out, n, alpha, both, third, SIZE: tl.constexpr):
     tl.store(out + cols, scaled(total) + triton_helpers.scaled(total, 0), mask=cols < n)
 
 
+@pytest.mark.slow
 def test_a_kernel_gets_ints_floats_bools_tuples_constants_and_helpers_of_another_file():
     x, y, z = torch.randn(100), torch.randn(100), torch.randn(200)
     out = torch.zeros(112)
@@ -106,6 +107,7 @@ def softmax_kernel(x, out, num_cols, TILE: tl.constexpr):
         tl.store(out + start + cols, (tl.exp(scores - top) / total).to(out.dtype.element_ty), mask=inside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_warps", [1, 4])
 def test_a_softmax_with_a_pipelined_loop_equals_torchs(num_warps):
     x = torch.randn(3, 150, dtype=torch.bfloat16)
@@ -153,6 +155,7 @@ def test_a_product_on_tensor_cores_equals_torchs_and_has_no_findings(arch, tile,
     assert all(each in compiled.ptx for each in (instruction, "cp.async.wait_group"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("instruction", "number", "rule"), [("cp.async.wait_group", 0, "copy in flight"), ("bar.sync", 2, "race")]
 )
@@ -182,6 +185,7 @@ def talking_kernel(x, out, n, SIZE: tl.constexpr):
     tl.store(out + cols, values + next_but_one(n))
 
 
+@pytest.mark.slow
 def test_a_kernel_calls_a_function_prints_and_asserts(capsys):
     x, out = torch.arange(32), torch.zeros(32, dtype=torch.int64)
     with triton_compiled("sm_80"):
@@ -206,6 +210,7 @@ def histogram_kernel(x, counts, total, n, weights, SIZE: tl.constexpr, IS_EVEN: 
     tl.atomic_add(total, tl.sum(tl.where(inside, values, 0)))
 
 
+@pytest.mark.slow
 def test_atomics_in_an_autotuned_kernel_with_heuristics():
     x, counts, total = torch.randint(10, (300,)), torch.zeros(10, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     grid = lambda meta: (triton.cdiv(300, meta["SIZE"]),)  # noqa: E731
@@ -248,6 +253,7 @@ def transpose_kernel(x, out, M, N, TILE: tl.constexpr):
     target.store([col, row], source.load([row, col]).T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "from_host"), [("sm_80", False), ("sm_90", True)])
 def test_a_kernel_with_tensor_descriptors(arch, from_host):
     x, out = torch.randn(24, 36), torch.zeros(36 * 24 + 100)
@@ -299,6 +305,7 @@ def double(
     tl.store(out + cols, tl.cumsum(values + log_2(SIZE), 0) + half)
 
 
+@pytest.mark.slow
 def test_a_kernel_with_named_tuples_functions_shapes_and_enums_as_arguments_and_the_name_of_a_type_of_cpp():
     x, out = torch.randn(40), torch.empty(64)
     with triton_compiled("sm_75"), check(outputs=[out], ignore=("same value",)):
@@ -422,6 +429,7 @@ def executed(width):
     return scope["kernel"]
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_text_and_functions_that_need_each_other():
     out = torch.zeros(1, dtype=torch.int32)
     compiled = []
@@ -442,6 +450,7 @@ def test_a_kernel_is_executed_in_the_same_way_where_triton_is_not_interpreted():
     assert (done.stdout, done.returncode) == ("JITFunction\n", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_run_needs_no_second_process(monkeypatch):
     x = torch.ones(64)
 

@@ -209,6 +209,7 @@ def sum_kernel(x, out, SIZE: tl.constexpr):
     tl.store(out, tl.sum(tl.load(x + i), 0))
 
 
+@pytest.mark.slow
 def test_a_compiled_kernel_tells_what_tritons_own_does():
     x, out = torch.arange(256.0), torch.zeros(1)
     with triton_compiled("sm_80"):
@@ -243,6 +244,7 @@ def softmax_kernel(x, y, out, COLS: tl.constexpr):
     tl.store(out + row * COLS + cols, weights / tl.sum(weights, 0) + other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", one_in_three(["sm_100", "sm_80", "sm_120"]))
 def test_a_softmax_runs_for_every_architecture(arch):
     x, y, out = torch.randn(3, 128), torch.ones(128), torch.zeros(3, 128)
@@ -298,6 +300,7 @@ def test_a_product_may_sum_in_halves():
     assert torch.equal(out, (x.float() @ x.float()).half())
 
 
+@pytest.mark.slow
 def test_registers_beyond_a_limit_are_spilled():
     x, out = torch.zeros(64, 64, dtype=torch.float16), torch.zeros(64, 64)
     with triton_compiled("sm_80"):
@@ -333,6 +336,7 @@ def scale_kernel(x, out, SIZE: tl.constexpr):
     tl.store(out + i, 2 * tl.load(x + i))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [(Buffer, "base"), (Buffer, "_base"), (Storage, "tensor")])
 def test_an_argument_may_have_only_an_address_and_a_dtype(kind, name):
     whole, out = torch.arange(64.0), torch.zeros(40)
@@ -379,6 +383,7 @@ def mixed_kernel(x, y, out, KIND: tl.constexpr):
     tl.store(out + i, result)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(triton.__version__.startswith("3.6."), reason="the LLVM of Triton 3.6 widens the half by itself")
 @pytest.mark.parametrize(
     ("kind", "dtype"), one_in_three(list(product(["add", "sub", "fma"], [torch.float16, torch.bfloat16])))

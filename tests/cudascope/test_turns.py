@@ -210,6 +210,7 @@ IN_TRITON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "num_warps", "mode"), one_in_three(list(product(IN_TRITON, [1, 4], MODES))))
 def test_a_program_of_triton_waits_for_a_later_one(name, num_warps, mode):
     waits, expected = IN_TRITON[name]
@@ -220,6 +221,7 @@ def test_a_program_of_triton_waits_for_a_later_one(name, num_warps, mode):
         assert torch.equal(out[: expected.numel()], expected), seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_warps", "mode"), one_in_three(list(product([1, 4], MODES))))
 def test_a_wait_without_end_in_triton_names_the_line_of_the_loop(num_warps, mode):
     lines = Path(__file__).read_text().split("\n")
@@ -243,6 +245,7 @@ def handed_over_kernel(flag, data, out, SCOPE: tl.constexpr, READS: tl.constexpr
         tl.store(out, tl.load(data))  # DATA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "reads", "found"),
     [

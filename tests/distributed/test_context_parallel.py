@@ -558,6 +558,7 @@ for trouble in (signal.SIGKILL, signal.SIGSTOP):
 """
 
 
+@pytest.mark.slow
 def test_the_process_that_keeps_the_store_may_end_or_stand_still():
     """Without torchrun, process 0 keeps the store of torch.distributed."""
     done = subprocess.run([sys.executable, "-c", KEEPER], capture_output=True, text=True, timeout=60)

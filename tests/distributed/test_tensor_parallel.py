@@ -180,6 +180,7 @@ def test_a_process_reads_only_its_own_slices_of_a_checkpoint(architecture, tmp_p
         assert sum(numbers) == sum(weight.numel() for weight in share.state_dict().values())
 
 
+@pytest.mark.slow
 def test_an_output_head_that_repeats_the_embedding_is_cut_like_it(tmp_path):
     save_random("qwen2", tmp_path)
     embedding = "model.embed_tokens.weight"

@@ -103,6 +103,7 @@ WAYS = [("gpt2", "continuous"), ("llama-3", "naive"), ("gpt2", "static"), ("llam
 
 
 # Each kind of attention in two of the ways, and with PAGEWISE_FULL=1 in all.
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "way"), dict.fromkeys(in_turns(KERNELS * 2, WAYS)), ids=str)
 def test_kernels_write_the_same(kernels, way, tmp_path, kernel_device):
     """On the CPU kernels are slow: two prompts of a few tokens, the longer one in chunks."""

@@ -208,6 +208,7 @@ def in_threads(monkeypatch):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_all_processes_replay_graphs_of_the_same_decode_steps(in_threads, captured, monkeypatch):
     """The graphs are replayed on the CPU, and each replay computes the all-reduces of its process again."""
     ModelRunner = leader.ModelRunner

@@ -47,6 +47,7 @@ def test_tokens_are_those_of_transformers(case, options):
         assert [output.token_ids for output in llm.generate(prompts, GREEDY)] == texts
 
 
+@pytest.mark.slow
 def test_tokens_of_tritons_kernels_are_those_of_transformers(case, kernel_device):
     folder, prompts, texts = case
     llm = LLM(load_model(folder, device=kernel_device)[0], num_blocks=64, backend="triton")

@@ -91,6 +91,7 @@ def captured_graphs(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [1, 2, 3, 4, 5])
 def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, captured):
     params = [SamplingParams(max_tokens=n, temperature=0) for n in (12, 3, 7, 5, 9)][:num_prompts]
@@ -107,6 +108,7 @@ def test_decode_steps_on_fixed_buffers_give_the_same_tokens(num_prompts, capture
     assert (k[llm.memory.num_blocks * 4 - 1] == 0).all()  # rows that are left over write nowhere
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "sizes"), [(1, [1]), (2, [2, 1]), (3, [4, 2, 1]), (8, [8, 4, 2, 1]), (9, [16, 8, 4, 2, 1])]
 )
@@ -130,6 +132,7 @@ def test_a_step_with_a_piece_of_a_prompt_is_not_replayed(captured):
     assert set(captured.replayed) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", [6, 8, 10, 12])
 def test_graphs_change_no_token_where_a_chunk_of_one_token_asks_for_no_logits(num_blocks, captured, shapes_unchecked):
     """Preempted samples compute their last common token in the same step as the only token of another prompt."""

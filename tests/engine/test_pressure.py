@@ -126,6 +126,7 @@ def test_hundreds_of_requests_through_few_blocks(prefix_cache):
     assert (sum(output.num_cached_tokens for output in outputs) > 1000) == prefix_cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_blocks_that_stay_free_spare_preemptions_and_change_no_token(prefix_cache, monkeypatch, shapes_unchecked):
     """A request that would take the last blocks waits, and the requests behind it wait with it."""
@@ -288,6 +289,7 @@ class Letters:
         return "".join(chr(ord("a") + token) for token in ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["continuous", "naive"])
 def test_stop_strings_across_tokens_are_found_whatever_preempts(scheduler):
     """The stop string is three letters of the text, from three tokens. The stream shows none of these letters."""

@@ -54,6 +54,7 @@ def slow(server, monkeypatch):
 # ------------------------------------------------------------------------------------------------ answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prompt",
     ["Attention", ["Attention", "A block"], [65, 116, 116], [[65, 116], [66]]],

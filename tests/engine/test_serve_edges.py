@@ -119,6 +119,7 @@ def test_a_message_may_have_many_parts(server):
     assert answer.json()["usage"]["prompt_tokens"] == len("user: \nassistant:") + 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("attention", ["paged", "dense"])
 def test_a_chats_choices_fill_what_the_memory_leaves_them(n, attention):

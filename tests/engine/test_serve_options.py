@@ -391,6 +391,7 @@ def test_each_request_is_a_line_that_tells_no_text(server, log, caplog):
     assert not [text for text in texts if secret in text or "secret" in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_line_of_a_client_that_hangs_up_says_how_far_it_came(server, log, monkeypatch, stream):
     step, go = server.llm.step, threading.Event()

@@ -380,6 +380,7 @@ def test_refused_drafts_are_not_shared_and_hold_no_block(planned):
     assert refused > 2
 
 
+@pytest.mark.slow
 def test_a_step_with_drafts_is_not_replayed_from_a_graph(monkeypatch):
     replayed = []
 

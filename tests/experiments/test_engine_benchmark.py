@@ -238,6 +238,7 @@ def test_everybody_generates_the_same(everything):
         assert float(found["offline, dense"][-1][1:]) > 1  # a batch, over one by one
 
 
+@pytest.mark.slow
 def test_peak_memory_is_what_blocks_or_reservations_took_between_steps(everything):
     found = fields(everything)
     token = 2 * 4 * 2 * 32 * 4 / 2**20  # MiB of a token's K and V

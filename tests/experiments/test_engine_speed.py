@@ -95,6 +95,7 @@ def test_the_source_table_compares_both_memories_in_each_mode(capsys):
     assert [line.count("…") for line in rates[1:]] == [0, 0, 0, 3, 3, 3]  # ratios, each with its range
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["block tensors", "paged"])
 def test_the_parts_of_a_step_add_up_to_the_step(memory):
     torch.manual_seed(0)

@@ -102,6 +102,7 @@ def test_a_wrong_method_and_one_that_cannot_be_prepared_are_rows_without_a_time(
     assert recorded(tmp_path / "x.json") == found
 
 
+@pytest.mark.slow
 def test_a_shape_is_built_once_and_freed_before_the_next_is_built():
     built, alive = [], []
 

@@ -9,6 +9,7 @@ from pagewise.flash_decoding_plus_plus.flat_gemm import NUM_WARPS, TILE_K, on_te
 from pagewise.tools.roofline import Gpu
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_stages", [2, 3, 8])
 @pytest.mark.parametrize("num_tiles", [1, 6, 17])
 def test_the_ring_turns(num_stages, num_tiles):

@@ -36,6 +36,7 @@ def test_a_row_shows_where_the_counts_differ():
     assert row("case", ours, theirs) == ("case", "k", "1,000", "2", "3 / 5", "4 / 6,000")
 
 
+@pytest.mark.slow
 def test_the_counts_of_a_launch():
     source = """
 __global__ void k(const float* x, float* out) {

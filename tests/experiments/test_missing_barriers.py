@@ -12,6 +12,7 @@ def test_the_check_names_the_race_of_each_missing_barrier(barrier):
     assert "with no barrier between" in found
 
 
+@pytest.mark.slow
 def test_the_whole_kernel_has_no_finding_and_answers_right():
     assert finding(None) == "no finding"
     assert [row.wrong for row in answers(None, "AB")] == [0, 0]

@@ -34,6 +34,7 @@ def test_ends_first_finds_most_and_leaves_no_block_out_of_reach():
     assert found(ours) > max(found(beginnings), found(newest))
 
 
+@pytest.mark.slow
 def test_more_memory_finds_less_only_while_old_followers_keep_the_names_of_new_copies():
     pools = 48, 64, 96
     kept, taken = ([run(policy, n) for n in pools] for policy in (NewestFirst, NewestFirstTakingNames))

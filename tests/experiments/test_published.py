@@ -28,6 +28,7 @@ def shaped(kernel="FlashAttention-2", gpu="A100", B=1, H=1, Hkv=None, T=1, S=1, 
 # ------------------------------------------------------------------------------------------------ what is printed
 
 
+@pytest.mark.slow
 def test_the_last_line_says_how_many_rows_fit():
     assert published.summary(published.judged()) == (
         "339 rows, 47 constants, 29 sources; within 1.25 ×: 294 of 339 (87%), of 100 µs or more 260 of 281 (93%); "

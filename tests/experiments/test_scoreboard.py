@@ -125,6 +125,7 @@ def test_the_kernel_reads_less_than_the_stream_because_it_holds_no_scores():
     assert score(method("CUDA")).bytes_read < score(method("streamed")).bytes_read
 
 
+@pytest.mark.slow
 def test_flash_attention_reads_the_prompt_once_per_row_tile_and_holds_no_scores(resize):
     resize(128)  # two row tiles: one sees 64 keys, the other all
     flash, grouped = score(method("FlashAttention")), score(method("CUDA"))
@@ -156,6 +157,7 @@ def test_backward_of_naive_attention_has_four_products_and_flash_attention_makes
     assert [work.matmul_flops for work in works.values()] == [2 * n * square for n in products]
 
 
+@pytest.mark.slow
 def test_flash_attention_trains_without_the_score_matrix(resize):
     resize(256, new=0)
     naive, online, *flash = (score_training(row) for row in TRAINING)

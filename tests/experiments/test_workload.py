@@ -52,6 +52,7 @@ def test_arrivals_have_their_rate():
 # ------------------------------------------------------------------------------------------ replay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALLOCATORS)
 def test_every_slot_is_in_one_state_at_every_step(name, replays):
     r = replays[name]
@@ -253,6 +254,7 @@ def test_one_sequence_shares_nothing(run):
     assert run(Request(0, 10, 20), 1).saved == 0
 
 
+@pytest.mark.slow
 def test_sharing_saves_what_the_paper_says_it_can():
     """Kwon et al. 2023, fig. 15, Alpaca: 6–10 % saved by parallel sampling, 38–55 % by beam search, more with width."""
     requests = sample_requests(ALPACA, 16)

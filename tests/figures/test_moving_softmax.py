@@ -35,6 +35,7 @@ def test_a_rise_of_the_maximum_first_shrinks_then_adds():
     assert len(said) == 1 + 6 + len(rises) + 1
 
 
+@pytest.mark.slow
 def test_masked_keys_and_a_piece_of_nothing_else(unrendered):
     said = said_of(pieces=[2, 1, 1, 1, 1, 2])
     assert said[1] == "Keys 0 and 1 are masked, so their weight is 0. m stays −∞."
@@ -42,6 +43,7 @@ def test_masked_keys_and_a_piece_of_nothing_else(unrendered):
     assert "nan" not in " ".join(said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [[1] * 8, [8], [2, 3, 3]])
 def test_the_end_is_attention(pieces, unrendered):
     out = torch.softmax(SCORES, dim=0) @ VALUES
@@ -53,6 +55,7 @@ def test_a_row_without_visible_keys_ends_at_zero():
     assert said_of(torch.full((3,), -INF), torch.ones(3), pieces=[1, 2])[-1].endswith("acc / l = 0.000.")
 
 
+@pytest.mark.slow
 def test_keys_that_have_not_arrived_are_one_grey_field_and_each_key_has_its_value():
     with figures_drawn(moving_softmax) as figures:
         softmax_steps(Partial, SCORES, VALUES, pieces=[2, 1, 1, 1, 1, 2], title="What happens?", alt="Scores.")

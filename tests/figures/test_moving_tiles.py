@@ -51,6 +51,7 @@ def test_every_move_belongs_to_one_step_in_order(moves):
     assert [move for visit in visits(moves) for move in visit.moves] == moves
 
 
+@pytest.mark.slow
 def test_captions_say_what_moves_and_the_end_counts_all_of_it():
     loops = {"Keys outside": KEYS_OUTSIDE, "Queries outside": QUERIES_OUTSIDE}
     steps = loop_steps(loops, title="In which order?", alt="Tiles.")

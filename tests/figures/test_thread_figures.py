@@ -13,6 +13,7 @@ def cells(figure) -> dict[tuple[float, float], str]:
     return {text.get_position(): text.get_text() for text in figure.axes[0].texts}
 
 
+@pytest.mark.slow
 def test_sectors_are_counted_as_the_launch_counts_them_and_a_gap_separates_them(shown):
     trace = paged_launch().accesses("k_cache")
     request = trace[(trace["warp"] == 1) & (trace["execution"] == 2)]

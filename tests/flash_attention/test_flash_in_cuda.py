@@ -260,6 +260,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("instantiation", "arch"), in_turns(COMPILED, ARCHITECTURES))
 def test_compiles_without_spills(instantiation, arch):
     resources = in_cuda.cuda_kernel(in_cuda.SOURCE, "flash_attention_kernel", *instantiation).resources(arch)

@@ -200,6 +200,7 @@ def test_extreme_logits(dtype, kernel_device):
 # ------------------------------------------------------------------------------------- sums of groups, offsets, bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [2, 4])
 def test_a_group_may_be_split(splits, kernel_device, monkeypatch):
     """Partial sums of dK and dV over parts of a group give the same, whichever the split."""
@@ -222,6 +223,7 @@ def test_splits_fill_the_gpu_and_divide_the_group():
     assert tuning.num_splits(1, 1, num_sms=132) == 1
 
 
+@pytest.mark.slow
 def test_the_backward_repeats_to_the_bit(kernel_device):
     q, k, v = random_qkv(70, 90, 16, (4, 2), 1, torch.float16, kernel_device)
     d_out, d_lse = random_gradients(q)
@@ -402,6 +404,7 @@ SEED = 7 - 2**40  # of more than 32 bits
 DRAWN = 49291  # with it, by the first weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.01, 0.17, DRAWN / 2**16, 0.99])
 def test_kernels_drop_what_the_mask_says(p, kernel_device, monkeypatch):
     """With values that are the unit vectors, out is the matrix of weights itself."""

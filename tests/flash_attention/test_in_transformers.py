@@ -89,6 +89,7 @@ def with_each(model, run):
 # ------------------------------------------------------------------------------------------------ what models give
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["right", "left", None])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_are_those_of_eager(name, side):

@@ -111,6 +111,7 @@ def test_as_deep_as_llama_2_7b(dtype, kernel_device):
     assert_matches(gemv(x[0], w)[None], x[:1], w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_stages", range(2, 9) if is_full() else (2, 3, 8))
 @pytest.mark.parametrize("K", [8, 64, 72, 256, 1000, 2048])
 def test_the_length_of_the_ring_changes_no_bit(num_stages, K, kernel_device):
@@ -143,6 +144,7 @@ def test_what_is_not_finite_stays_in_its_row(M, dtype, wild, kernel_device):
     assert out.equal(clean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [200, 201], ids=["in vecs", "element by element"])
 def test_x_with_columns_apart_is_read_right(K, kernel_device):
     x, w = random_matrices(11, 37, K, device=kernel_device)
@@ -395,6 +397,7 @@ def test_the_ring_fits_into_a_thread_block(gpu, num_sms, limit, rows):
             assert num_stages * module.stage_bytes(M) <= limit * 1024
 
 
+@pytest.mark.slow
 def test_rows_whose_ring_does_not_fit_are_halved(monkeypatch, kernel_device):
     x, w = random_matrices(61, 37, 200, device=kernel_device)
     whole = flat_gemm(x, w)

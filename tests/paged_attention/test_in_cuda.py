@@ -111,6 +111,7 @@ def assert_matches(out, lse, inputs, options):
     assert_results((out, lse), exact, naive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_matches_dense_attention(case, kernel_device, canaries):
     inputs, options = inputs_of(case, kernel_device)
@@ -119,6 +120,7 @@ def test_matches_dense_attention(case, kernel_device, canaries):
     assert canaries()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FEW, ids=label)
 def test_no_findings_under_any_schedule(case):
     """All accesses are within bounds. There is no race, no missed barrier and no read of uninitialised memory."""
@@ -302,6 +304,7 @@ def version(request):
 PLAIN = {"head_size": 32, "block_size": 16, "dtype": torch.float32, "cache": None, "alibi": False, "heads": (8, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "partition_size"), [(paged_attention_v2, 48), (paged_attention_grouped, 16)])
 def test_partitions_change_only_rounding(call, partition_size, kernel_device):
     inputs, options = inputs_of(PLAIN, kernel_device)

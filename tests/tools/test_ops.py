@@ -51,6 +51,7 @@ def test_the_compiler_does_not_look_into_an_op_that_it_meets_outside_of_its_grap
     assert graphs == [[torch.ops.pagewise.test_twice.default], [operator.add]]
 
 
+@pytest.mark.slow
 def test_neither_an_import_nor_a_first_call_imports_the_compiler():
     said = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True, check=True)
     assert said.stdout.split() == ["False"]
