@@ -90,7 +90,8 @@ test-full: environment
 		tests/cudascope/test_gallery.py \
 		tests/test_lab.py \
 		tests/test_attention_contract.py tests/test_packaging.py tests/distributed tests/engine tests/test_architectures_cuda.py \
-		tests/exercises tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py
+		tests/exercises tests/test_covering.py tests/test_try_kernel.py tests/test_without_linux.py \
+		tests/test_oldest_triton.py tests/cudascope/test_alone.py
 
 bench: environment
 	@$(PY) -m pagewise.experiments.cpu_speed

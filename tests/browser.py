@@ -1,38 +1,106 @@
-"""A page in headless Chromium without network: what its scripts found, and what the console complained of."""
+"""Pages in headless Chromium without network: what a script found in them, and what the console complained of."""
 
+import atexit
+import functools
+import itertools
 import json
-import re
+import os
+import select
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-# Sent by the page to the frame around it. A window narrower than 500 pixels exists only inside a frame.
-REPORT = """<script>addEventListener("load", () => setTimeout(() => {
-    const found = (() => { %s })();
-    parent.postMessage(JSON.stringify(found), "*");
-}, %d));</script>"""
-FRAME = """<!doctype html><meta charset=utf-8><body style="margin: 0">
-<iframe src="%s" style="width: %dpx; height: 1000px; border: 0"></iframe>
-<script>addEventListener("message", (event) => { document.title = encodeURIComponent(event.data); });</script>"""
+PATIENCE = 120.0  # seconds
+# Chromium reads commands from its file 3 and writes answers to its file 4. It ends when they are closed.
+PIPES = 'exec "$@" 3<&0 4>&1 </dev/null >/dev/null'
+ON_THE_CONSOLE = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+LOADED = 'new Promise((done) => document.readyState === "complete" ? done() : addEventListener("load", done))'
 
 
-def probe(page: Path, script: str, profile: Path, *, width: int = 1400, wait: int = 0) -> tuple[object, list[str]]:
-    """(what the function body `script` returns `wait` ms after the page has loaded, errors on the console)."""
-    probed, frame = (page.with_name(f"{page.stem}-{width}-{role}.html") for role in ("probe", "frame"))
-    probed.write_text(page.read_text() + REPORT % (script, wait))
-    frame.write_text(FRAME % (probed.name, width))
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--dump-dom",
-        "--no-first-run", "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={profile}", "--window-size=1500,1000", "--virtual-time-budget=20000",
-        "--enable-logging=stderr", frame.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    errors = [line for line in said if "pydata-sphinx-theme.js" not in line and "[PST]" not in line]  # the theme chats
-    answer = re.search(r"<title>([^<]*)</title>", done.stdout)
-    assert answer, f"the page's script did not run: {errors}"
-    return json.loads(unquote(answer[1])), errors
+class Browser:
+    """One page of Chromium, for all files in turn: to start a browser takes longer than to show a file.
+
+    A call sends a method of the debugging protocol. `events` is what happened since it was cleared.
+    """
+
+    def __init__(self, profile: str) -> None:
+        command = [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+            "--no-first-run", "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND",
+            f"--user-data-dir={profile}", "--remote-debugging-pipe",
+        ]  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(["sh", "-c", PIPES, "sh", *command], **pipes)
+        self._messages, self._numbers, self._session = self._read(), itertools.count(1), {}
+        self.events: list[dict] = []
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self._session = {"sessionId": self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        for domain in ("Page", "Runtime", "Log"):
+            self(f"{domain}.enable")
+
+    def __call__(self, method: str, **parameters: object) -> dict:
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters} | self._session
+        self._process.stdin.write(json.dumps(message).encode() + b"\0")
+        self._process.stdin.flush()
+        while (answer := next(self._messages)).get("id") != number:
+            self.events.append(answer)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def _read(self) -> Iterator[dict]:
+        """Yield each message, which ends with a byte of 0."""
+        file, left = self._process.stdout.fileno(), b""
+        while True:
+            assert select.select([file], [], [], PATIENCE)[0], f"the browser has said nothing for {PATIENCE:g} s"
+            got = os.read(file, 1 << 16)
+            assert got, f"the browser ended with {self._process.wait()}"
+            *whole, left = (left + got).split(b"\0")
+            yield from map(json.loads, whole)
+
+    def wait(self, event: str) -> None:
+        """Wait until this has happened since `events` was cleared."""
+        while event not in [each.get("method") for each in self.events]:
+            self.events.append(next(self._messages))
+
+    def run(self, script: str) -> object:
+        """Return the value of an expression, or what its promise resolves to."""
+        answer = self("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(10)
+
+
+@functools.cache
+def _browser() -> Browser:
+    """The browser of this process."""
+    profile = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, profile, ignore_errors=True)
+    browser = Browser(profile)
+    atexit.register(browser.close)
+    return browser
+
+
+def probe(page: Path, script: str, *, width: int = 1400, wait: int = 0) -> tuple[object, list[str]]:
+    """(what the function body `script` returns `wait` ms after the page has loaded, errors on the console).
+
+    These ms are of a clock that runs as fast as the page's scripts.
+    """
+    browser = _browser()
+    browser.events.clear()
+    browser("Emulation.setVirtualTimePolicy", policy="advance")
+    browser("Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False)
+    browser("Page.navigate", url=page.as_uri())
+    browser.run(LOADED)
+    if wait:
+        browser("Emulation.setVirtualTimePolicy", policy="pauseIfNetworkFetchesPending", budget=wait)
+        browser.wait("Emulation.virtualTimeBudgetExpired")
+    found = browser.run(f"(() => {{ {script} }})()")
+    said = [json.dumps(each["params"]) for each in browser.events if each.get("method") in ON_THE_CONSOLE]
+    return found, [line for line in said if "pydata-sphinx-theme.js" not in line and "[PST]" not in line]

@@ -34,9 +34,12 @@ class Lab:
         return answer["result"]
 
     def show(self, path: str) -> None:
-        """Open a file of the served folder."""
+        """Open a file of the served folder, alone. JupyterLab is loaded for the first one: that takes seconds."""
         self._send("Emulation.setFocusEmulationEnabled", enabled=True)  # JupyterLab's current widget has the focus
-        self._send("Page.navigate", url=f"{self.address}/lab/tree/{path}?reset")
+        if self.run("Boolean(window.jupyterapp)"):
+            self.run(OPEN_ALONE % json.dumps(path))
+        else:
+            self._send("Page.navigate", url=f"{self.address}/lab/tree/{path}?reset")
 
     def open(self, path: str) -> None:
         """Open a notebook of the served folder, and wait until its cells are there."""
@@ -66,6 +69,12 @@ class Lab:
         path.write_bytes(base64.b64decode(self._send("Page.captureScreenshot")["data"]))
 
 
+# As the address of a file does. What was not saved is not asked for.
+OPEN_ALONE = """(async () => {
+    for (const { context } of jupyterapp.shell.widgets("main")) if (context) context.model.dirty = false;
+    await jupyterapp.commands.execute("application:close-all");
+    await jupyterapp.commands.execute("filebrowser:open-path", { path: %s });
+})()"""
 RUN_CELL = """(async () => {
     const panel = jupyterapp.shell.currentWidget, notebook = panel.content;
     const index = notebook.widgets.findIndex((cell) => cell.model.sharedModel.source.startsWith(%s));

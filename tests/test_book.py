@@ -113,11 +113,11 @@ if BROWSER:
     """
 
     @pytest.mark.parametrize(("lesson", "width"), [*((lesson, 420) for lesson in NOTEBOOKS), (LESSONS[-1], 1400)])
-    def test_page_looks_right_in_a_browser_without_network(book, tmp_path, lesson, width):
+    def test_page_looks_right_in_a_browser_without_network(book, lesson, width):
         """Maths is typeset, figures load, nothing is wider than the window, and the console is silent."""
         page = book / f"{lesson}-eager.html"
         page.write_text((book / f"{lesson}.html").read_text().replace('loading="lazy"', ""))
-        seen, errors = probe(page, LOOK, tmp_path, width=width, wait=3000)
+        seen, errors = probe(page, LOOK, width=width, wait=3000)
         assert seen["width"] == width
         assert seen["maths"] >= seen["expected"]
         assert seen["broken"] == 0 < seen["images"]
@@ -128,12 +128,12 @@ if BROWSER:
         return document.querySelector("img[src$='published.svg']").getBoundingClientRect().width / 740;
     """
 
-    def test_the_words_of_the_picture_of_the_front_page_can_be_read_on_a_phone(book, tmp_path):
-        scale, _ = probe(book / "index.html", SCALE, tmp_path, width=420)
+    def test_the_words_of_the_picture_of_the_front_page_can_be_read_on_a_phone(book):
+        scale, _ = probe(book / "index.html", SCALE, width=420)
         assert 12 * scale > 9  # pixels of its smallest words
 
-    def test_no_other_page_is_wider_than_a_phone(book, tmp_path):
+    def test_no_other_page_is_wider_than_a_phone(book):
         pages = [book / "index.html", max(book.glob("source/**/*.html"), key=lambda path: len(path.name))]
         for page in pages:
-            seen, _ = probe(page, LOOK, tmp_path, width=420)
+            seen, _ = probe(page, LOOK, width=420)
             assert seen["overflow"] <= 0, page.name

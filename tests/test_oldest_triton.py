@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 import triton
+from covering import in_turns
 from flash_compiled import KINDS, LENGTH, inputs_of
 
 from conftest import ROOT, triton_kernels
@@ -27,9 +28,10 @@ from pagewise.flash_attention import in_triton
 OLDEST = re.search(r'"triton>=([\d.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))[1]
 # The stages after "ttir" see no Python, and take twenty times as long.
 READ_EACH = """
-import functools, json, sys, triton
+import functools, gc, json, sys, triton
 from cudascope.triton import worker
 
+gc.disable()  # it would take a fifth of the time
 worker.compiled = functools.partial(worker.compiled, last="ttir")
 for name, request in json.load(sys.stdin):
     try:
@@ -60,7 +62,10 @@ def oldest():
 
 
 def launched():
-    """(kernel, request to compile it) of each call on a GPU that has it all, and of each option of FlashAttention."""
+    """(kernel, request to compile it) of each call on a GPU that has it all, and of each option of FlashAttention.
+
+    The types of FlashAttention take turns, because a compiler that is too old fails at what is written for an option.
+    """
     requests = {}
 
     def keep(target, kernel, *args, grid, warmup, **options):
@@ -74,11 +79,10 @@ def launched():
                     Variant(call, dtype, 32, options).case().run()
                 except AssertionError:  # unified max looks at its results, which no kernel has written
                     assert call == "unified max"
-        for kind in KINDS:
-            for dtype, saved in (("fp16", torch.zeros(0)), ("fp32", torch.zeros(2, 1, 2, LENGTH))):
-                inputs, lse = inputs_of(64, dtype, kind), torch.zeros(1, 2, LENGTH)
-                in_triton.forward(inputs, torch.empty_like(inputs.q), lse, saved)
-                in_triton.backward(inputs, inputs.q, lse, inputs.q, lse, saved)
+        for kind, (dtype, saved) in in_turns(KINDS, (("fp16", torch.zeros(0)), ("fp32", torch.zeros(2, 1, 2, LENGTH)))):
+            inputs, lse = inputs_of(64, dtype, kind), torch.zeros(1, 2, LENGTH)
+            in_triton.forward(inputs, torch.empty_like(inputs.q), lse, saved)
+            in_triton.backward(inputs, inputs.q, lse, inputs.q, lse, saved)
     return [(name, json.loads(request)) for request, name in requests.items()]
 
 

@@ -223,7 +223,7 @@ def test_an_installation_without_network_works_and_uses_its_own_files(kind, chec
     if kind == "wheel":
         what, home = request.getfixturevalue("wheels").values(), tmp_path / "venv"
     # --ignore-installed: the pagewise of the surrounding environment is neither looked at nor touched
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed"]
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed", "--no-compile"]
     run(venv, "-m", "pip", "install", *options, *what, cwd=tmp_path)
     files = run(venv, "-c", TRY_IT, cwd=tmp_path).split()
     assert len(files) > 8

@@ -21,7 +21,8 @@ def test_the_gpu_paths_are_rehearsed():
     environment |= {"PYTEST_PLUGINS": "rehearsal.plugin", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     environment |= {"STUB_CC": "9.0"}
     # these plugins have nothing to do here, and it takes seconds to import them
-    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:nbval", "-p", "no:hypothesispytest"]
+    without = ("cacheprovider", "nbval", "hypothesispytest", "anyio")
+    options = ["-q", "--tb=short", *(f"-pno:{name}" for name in without)]
     command = [sys.executable, "-m", "pytest", *options, *PART]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

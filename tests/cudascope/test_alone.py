@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from covering import in_turns
 
 from cudascope import CompileError, CudaKernel, Finding, check, observe
 from cudascope.toolchain.headers import nvidia_folders, nvidia_headers
@@ -68,8 +69,10 @@ APART = {  # what a source includes of a wheel of its own
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["user/nvidia/cu13/include", "toolkit/include", None])
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [*in_turns(APART, ["toolkit/include", "user/nvidia/cu13/include"]), *((name, None) for name in APART)],
+)
 def test_headers_may_be_in_another_folder_than_those_of_the_runtime(name, place, tmp_path):
     runtime = tmp_path / "site" / "nvidia" / "cu13" / "include"
     there = tmp_path / (place or "nowhere")

@@ -234,7 +234,7 @@ if BROWSER:
             values.append({slider: choices[slider][i] for slider, i in places.items()} | chosen)
         page = tmp_path / "page.html"
         page.write_text(PAGE + markup)
-        found, errors = probe(page, SET % json.dumps(settings), tmp_path / "profile", width=width)
+        found, errors = probe(page, SET % json.dumps(settings), width=width)
         units = json.loads(html.unescape(re.search(r'data-constants="([^"]*)"', markup)[1]))["units"]
         for value, seen in zip(values, found["seen"][1:], strict=True):
             expected = python(value)

@@ -82,7 +82,7 @@ if BROWSER:
     def test_steps_by_button_key_and_slider_without_network(tmp_path, width):
         page = tmp_path / "page.html"
         page.write_text(PAGE + bars()._repr_html_() + bars()._repr_html_())
-        found, errors = probe(page, STEP, tmp_path / "profile", width=width)
+        found, errors = probe(page, STEP, width=width)
         steps = [0, 1, 2, 3, 3, 2, 0, 2, 3]
         assert found["seen"] == [[[i], f"{i + 1} of 4", f"{i} bars & more"] for i in steps]
         assert found["other"] == 0  # the second stepper of the page has not moved

@@ -12,7 +12,7 @@ from checkpoints import ARCHITECTURES, VOCAB, change_config, change_weights, log
 from scripted import byte_level
 
 from conftest import ROOT
-from pagewise.experiments.train_tiny import documents
+from pagewise.experiments.train_tiny import prose
 from pagewise.kv_cache import generate
 from pagewise.models.llama import Llama, Llama3Scaling
 from pagewise.models.load import TINY, ByteTokenizer, llama_config, load_model, tiny_model
@@ -406,8 +406,8 @@ def test_tiny_model_has_learnt_english():
 
 @pytest.mark.slow
 def test_tiny_model_writes_words_of_this_repository(shapes_unchecked):
-    texts = documents(ROOT)
-    known = set(re.findall(r"[a-z]+", " ".join(paragraph for text in texts for paragraph in text).lower()))
+    files = [*(ROOT / "lessons").glob("*.ipynb"), *(ROOT / "src" / "pagewise").rglob("*.py")]
+    known = set(re.findall(r"[a-z]+", " ".join(map(prose, files)).lower()))
     model, tokenizer = tiny_model()
     for prompt in ("The KV cache", "Attention", "softmax"):
         ids = generate(model, torch.tensor([tokenizer.encode(prompt + " ")]), 80)

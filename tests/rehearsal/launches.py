@@ -199,6 +199,9 @@ def _interpret(kernel: Any, grid: tuple[int, int, int], arguments: dict[str, Any
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
+    from pagewise.tools.triton_interpreter import spare_the_interpreter  # not sooner, as in _ptx_kernel
+
+    spare_the_interpreter()
     flat, wide = {}, {}
 
     def on_host(value: Any) -> Any:

@@ -30,16 +30,35 @@ def fresh_python(code, **environment):
 # ------------------------------------------------------------------------------------------------ import pagewise
 
 
-@pytest.mark.slow
-def test_import_is_quick_chooses_the_interpreter_without_a_gpu_and_brings_no_kernel_engine_or_drawing():
-    seconds, mode, *brought = fresh_python(
+OF_A_GPU = """
+from types import SimpleNamespace
+from pagewise.tools.architecture import architecture
+torch.cuda.get_device_properties = lambda device: SimpleNamespace(
+    major=9, minor=0, shared_memory_per_block_optin=232448, multi_processor_count=132
+)
+add = torch.compile(lambda x, device: x + architecture(device).num_sms, fullgraph=True, backend="eager")
+print(add(torch.zeros(1), torch.device("cuda", 0)).item(), add(torch.zeros(1), torch.device("cpu")).item())
+"""
+
+
+@pytest.fixture(scope="module")
+def pagewise_first():
+    """Import pagewise in a process where each warning is an error, and run OF_A_GPU there. Return the words printed."""
+    return fresh_python(
         "import os, sys, time, torch\n"
         "torch.cuda.is_available()\n"  # what a driver takes to answer is not the import's
         "before = set(sys.modules)\n"
         "start = time.process_time()\n"
         "import pagewise\n"
-        "print(time.process_time() - start, os.environ.get('TRITON_INTERPRET'), *set(sys.modules) - before)"
+        "print(time.process_time() - start, os.environ.get('TRITON_INTERPRET'), *set(sys.modules) - before)\n"
+        + OF_A_GPU,
+        PYTHONWARNINGS="error",
     )
+
+
+@pytest.mark.slow
+def test_import_is_quick_chooses_the_interpreter_without_a_gpu_and_brings_no_kernel_engine_or_drawing(pagewise_first):
+    seconds, mode, *brought = pagewise_first[:-2]
     assert float(seconds) < 0.3
     assert mode == "1"
     assert {"triton", "matplotlib", "IPython", "jaxtyping", "cuda", "transformers"}.isdisjoint(
@@ -252,20 +271,7 @@ def test_a_compiled_kernel_reads_bfloat16_where_the_interpreter_gets_copies_in_f
     torch.testing.assert_close(out, x.float().softmax(-1).bfloat16())
 
 
-OF_A_GPU = """
-from types import SimpleNamespace
-import torch
-from pagewise.tools.architecture import architecture
-torch.cuda.get_device_properties = lambda device: SimpleNamespace(
-    major=9, minor=0, shared_memory_per_block_optin=232448, multi_processor_count=132
-)
-add = torch.compile(lambda x, device: x + architecture(device).num_sms, fullgraph=True, backend="eager")
-print(add(torch.zeros(1), torch.device("cuda", 0)).item(), add(torch.zeros(1), torch.device("cpu")).item())
-"""
-
-
 @pytest.mark.slow
-def test_torch_compile_takes_the_architecture_of_a_gpu_for_a_constant():
-    """It warns of a function with a cache that it traces, and cannot trace the question for a GPU."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", OF_A_GPU], capture_output=True, text=True)
-    assert done.stdout == "132.0 1.0\n", done.stderr
+def test_torch_compile_takes_the_architecture_of_a_gpu_for_a_constant(pagewise_first):
+    """Without that, it warns of a function with a cache that it traces, and cannot trace the question for a GPU."""
+    assert pagewise_first[-2:] == ["132.0", "1.0"]

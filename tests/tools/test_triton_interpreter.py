@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language import core, semantic
 from triton.runtime import interpreter
 
+from pagewise.online_softmax import online_softmax
 from pagewise.tools.device import triton_launch
 from pagewise.tools.triton_interpreter import spare_the_interpreter
 
@@ -150,4 +151,6 @@ def test_a_launch_leaves_the_language_as_it_was(kernel_device):
     before = [dict(vars(place)) for place in places]
     with triton_launch(kernel_device):
         every_kernel[(1,)](*torch.zeros(2, 8, device=kernel_device), SIZE=8)
+    assert [dict(vars(place)) for place in places] == before
+    online_softmax(torch.zeros(1, 8, device=kernel_device), 8, backend="triton")  # calls functions that see tl.core
     assert [dict(vars(place)) for place in places] == before

@@ -35,26 +35,23 @@ def _patch_language_once_per_launch(interpreter) -> None:
     patch = getattr(interpreter, "_patch_lang", None)
     if patch is None:  # another version of Triton
         return
-    patched = set()  # in this launch: triton.language, its core, or both
+    patched = {}  # in this launch, how each is restored: triton.language, its core, or both
 
     @functools.cache
     def seen_by(function: Callable) -> frozenset[str]:
         names = {"language": language, "core": language.core}
         return frozenset(name for name in names if any(value is names[name] for value in function.__globals__.values()))
 
+    def end_launch() -> None:
+        while patched:
+            patched.popitem()[1]()
+
     def patch_once(function: Callable) -> object:
-        if seen_by(function) in patched:
-            return None
-        scope = patch(function)
-        if not patched:  # the kernel itself, whose launch restores the language when it ends
-            restore = scope.restore
-
-            def end_launch() -> None:
-                patched.clear()
-                restore()
-
-            scope.restore = end_launch
-        patched.add(seen_by(function))
+        is_kernel, scope = not patched, SimpleNamespace()
+        if seen_by(function) not in patched:
+            scope = patch(function)
+            patched[seen_by(function)] = scope.restore
+        scope.restore = end_launch if is_kernel else lambda: None
         return scope
 
     interpreter._patch_lang = patch_once
