@@ -9,6 +9,7 @@ from pagewise import online_softmax  # noqa: F401  brings its custom op
 from pagewise.flash_decoding_plus_plus import flat_gemm
 from pagewise.naive_attention import attention
 from pagewise.paged_attention import paged_attention
+from pagewise.paged_blocks.write import write_kv_cache
 from pagewise.tools import work as work_tools
 from pagewise.tools.work import Work, count_work, load, on_chip, store, trace_moves
 
@@ -249,8 +250,47 @@ def test_a_kernel_of_our_own_without_counts_is_refused(what, kernel_device):
         "a view": lambda: flat_gemm(x[0], x[1]),
         "a cache": lambda: paged_attention(x, cache, cache, table, lens, backend="triton"),
     }
-    with pytest.raises(ValueError, match=r"no counts for the kernels of (flat_gemm|decode_attention)"):
+    with pytest.raises(ValueError, match=r"work of the kernels of pagewise::(flat_gemm|decode_attention) is not known"):
         count_work(runs[what])
+
+
+def test_a_kernel_is_refused_before_it_writes_and_in_a_trace(kernel_device):
+    k_cache, v_cache = torch.zeros(2, 2, 8, 1, 16, device=kernel_device)
+    k = v = torch.ones(1, 1, 16, device=kernel_device)
+    slots = torch.tensor([3], device=kernel_device)
+    for run in (count_work, trace_moves):
+        with pytest.raises(ValueError, match="work of the kernels of pagewise::write_kv_cache is not known"):
+            run(lambda: write_kv_cache(k_cache, v_cache, slots, k, v, backend="triton"))
+    assert not k_cache.any()
+
+
+@pytest.fixture
+def library():
+    with torch.library._scoped_library("pagewise_test", "FRAGMENT") as library:
+        yield library
+
+
+def of_the_user(library, schema, function):
+    library.define(schema)
+    name = schema.partition("(")[0]
+    library.impl(name, function, "CompositeExplicitAutograd")
+    return getattr(torch.ops.pagewise_test, name)
+
+
+def test_every_tensor_of_a_users_operation_counts(library):
+    """Also one in a list of lists or in a dict, and one that is read before it is changed."""
+    x, many = ones(10), ones(100)
+    add_to = of_the_user(library, "add_to(Tensor x, *, Tensor(a!) total) -> ()", lambda x, *, total: None)
+    assert count_work(lambda: add_to(x, total=many)).bytes_read == 440
+    scaled = of_the_user(
+        library, "scaled(Tensor x, *, float by=1.0, Tensor(a!)? into=None) -> Tensor", lambda x, **_: x.clone()
+    )
+    assert count_work(lambda: scaled(x, by=2.0)).bytes_read == 40
+    assert count_work(lambda: scaled(x, into=many)).bytes_read == 40
+    first = of_the_user(library, "first(Tensor[][] lists) -> Tensor", lambda lists: lists[0][0].clone())
+    assert count_work(lambda: first([[x, x], [many]])).bytes_read == 480
+    of_dict = of_the_user(library, "of_dict(Dict(str, Tensor) all) -> Tensor", lambda all: all["x"].clone())
+    assert count_work(lambda: of_dict({"x": x, "many": many})).bytes_read == 440
 
 
 def test_a_trace_names_the_parts_that_move_in_their_order():

@@ -1,8 +1,8 @@
 """Work plans as lists: which program computes which tiles of which item, and where the result goes (lesson 7).
 
-`kernels/work_plan.py` says what items and splits are, and makes such a plan on the device. Items may have an equal
-number of splits, splits of equal size, or programs that share all work. In the third case no program waits for a long
-sequence, but the bits of a row depend on the rest of the batch.
+`kernels/work_plan.py` says what items and splits are, and makes such a plan on the device. Items have equal numbers of
+splits, or splits of equal size, or all programs share the work of all items. Sharing leaves no program waiting for a
+long sequence, but the bits of a row depend on the rest of the batch, and in the other two ways they do not.
 
 Dao et al. 2023 (Flash-Decoding); equal ranges: Osama et al. 2023 (Stream-K).
 """

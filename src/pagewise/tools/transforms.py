@@ -152,6 +152,8 @@ def outside_graphs(name: str, *, remedy: str) -> Callable[[Callable], Callable]:
 
 
 def _has_symbolic_sizes(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_symbolic_sizes, value))
     return isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
 
 

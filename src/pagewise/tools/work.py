@@ -15,7 +15,7 @@ move data:
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -77,7 +77,7 @@ def count_work(run: Callable[[], object]) -> Work:
     per element of its largest operand or result. Moving data counts none. `peak_bytes` is the largest number of bytes
     that tensors made by `run`, its results included, held at any one time.
 
-    Raises ValueError if `run` calls a kernel of pagewise that has no counts.
+    Raises ValueError before a kernel of pagewise runs that has no counts.
     """
     counter = _Counter()
     with counter, torch.no_grad():
@@ -115,7 +115,10 @@ def store(destination: Tensor, x: Tensor) -> None:
 
 
 def trace_moves(run: Callable[[], Result]) -> tuple[Result, list[tuple[str, Tensor]]]:
-    """Return the result of `run()` and its loads and stores in order: ("read" or "write", the part that moves)."""
+    """Return the result of `run()` and its loads and stores in order: ("read" or "write", the part that moves).
+
+    Raises ValueError as `count_work`: the moves of a kernel would be missing.
+    """
     tracer = _Tracer()
     with tracer, torch.no_grad():
         return run(), tracer.moves
@@ -130,15 +133,22 @@ class _Counter(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func._schema.name in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
+        op, kwargs = func._schema.name, kwargs or {}
+        if op in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
             with self:
-                return func.decompose(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
-        outs = {each.name for each in func._schema.arguments if each.is_out} if kwargs else ()
-        inputs = _tensors((*args, *(x for name, x in kwargs.items() if name not in outs)))
-        before = {t.untyped_storage()._cdata for t in (*inputs, *_tensors(kwargs[name] for name in outs))}
+                return func.decompose(*args, **kwargs)
+        if op.startswith("pagewise::") and op not in _OWN:  # how much of its operands a kernel reads is not known
+            raise ValueError(
+                f'the work of the kernels of {op} is not known: cudascope counts it, and backend="torch", where a '
+                f"function has it, is counted"
+            )
+        written = set()  # names of arguments that are results, as out=
+        if kwargs and func._schema.returns:
+            written = {each.name for each in func._schema.arguments if each.is_out}
+        inputs = _tensors((args, {name: x for name, x in kwargs.items() if name not in written}))
+        before = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         out = func(*args, **kwargs)
-        results = _tensors(out if isinstance(out, tuple | list) else (out,))
+        results = _tensors(out)
         for tensor in [] if self.chips else results:
             self._hold(tensor, before)
         if not (func.is_view or func in _ALLOCATES or self._is_alias(func, results, before)):
@@ -166,9 +176,6 @@ class _Counter(TorchDispatchMode):
             self.flops = [self.flops[0] + matmul, self.flops[1] + other]
             self.read, self.written = self.read + read, self.written + written
             return
-        if name.startswith("pagewise::"):  # how much of its operands a kernel reads is not known
-            op = name.removeprefix("pagewise::")
-            raise ValueError(f'count_work has no counts for the kernels of {op}: use backend="torch", or cudascope')
         if not self.chips:
             self._count_bytes(name, args, inputs, results)
         if func._overloadpacket in flop_registry:
@@ -213,10 +220,12 @@ def _counters() -> list[_Counter]:
     return [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, _Counter)]
 
 
-def _tensors(values: Iterable[object]) -> list[Tensor]:
+def _tensors(value: object) -> list[Tensor]:
     """Return the tensors among the arguments or the results of an operation, those in lists included."""
-    lists = (value if isinstance(value, tuple | list) else (value,) for value in values)
-    return [each for values in lists for each in values if isinstance(each, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for each in values for tensor in _tensors(each)]
 
 
 def _picked(tensor: Tensor, indices: list[Tensor | None]) -> Tensor:
