@@ -34,7 +34,7 @@ if importlib.util.find_spec("beartype"):
     # an int is a float, as in Python's own rules
     typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
     _with_shapes = jaxtyping.jaxtyped
-    _calls: Counter = Counter()  # of each function in the present test
+    _calls: dict = {}  # how often each function was called in the present test; a Counter would run lines of Python
     MOST_CHECKED = 20  # a loop's later calls have the shapes of its first ones
 
     def _jaxtyped(function=None, **options):
@@ -57,8 +57,8 @@ if importlib.util.find_spec("beartype"):
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            _calls[function] += 1
-            unchecked = jaxtyping.config.jaxtyping_disable or _calls[function] > MOST_CHECKED
+            number = _calls[function] = _calls.get(function, 0) + 1
+            unchecked = jaxtyping.config.jaxtyping_disable or number > MOST_CHECKED
             return (function if unchecked else checked())(*args, **kwargs)
 
         return call
