@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -120,6 +121,21 @@ def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
         assert process.exitcode == 1
         assert "part 2        0  not reached" in told
     assert soon(lambda: has_ended(child), 30)
+
+
+def test_an_interrupt_while_a_part_begins_ends_what_has_begun(tmp_path, monkeypatch):
+    begun, real = [], subprocess.Popen
+
+    def interrupted(*args, **options):
+        begun.append(real(*args, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return begun[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    result = gpu_check.run(sh("long", "exec sleep 600"), 60, tmp_path / "log")
+    assert result.status == "cut off"
+    assert begun[0].returncode == -signal.SIGKILL
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_the_report_has_measurements_and_a_row_per_part(tmp_path):

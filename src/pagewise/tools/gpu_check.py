@@ -48,6 +48,7 @@ KERNEL_TESTS += (
 ONCE_16 = ("--requests", "16", "--repeats", "1")  # 64 requests, three times, took more than three minutes on an H200
 GRACE = 15.0  # seconds that a part has to report after it was told to end: pytest-xdist needs 10
 SHORTEST = 20.0  # seconds that must be left to begin a part
+STOPS = {signal.SIGINT, signal.SIGTERM}  # what ends the check
 NUM_LINES = 15  # last lines of a part's output in the summary
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -156,12 +157,13 @@ def check(parts: Sequence[Part], out: Path, seconds: float) -> list[Result]:
 
 def run(part: Part, limit: float, log: Path) -> Result:
     """Run one part and append its output to `log`. Everything that it started ends with it."""
-    begun = time.monotonic()
-    with log.open("ab") as file:
-        file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
-        file.flush()
-        before = file.tell()
-        try:
+    begun, process = time.monotonic(), None
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # while a process begins that nobody could end yet
+        with log.open("ab") as file:
+            file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
+            file.flush()
+            before = file.tell()
             process = subprocess.Popen(
                 part.command,
                 cwd=ROOT,
@@ -172,10 +174,10 @@ def run(part: Part, limit: float, log: Path) -> Result:
                 process_group=0,
                 preexec_fn=_hears_interrupts,
             )
-        except OSError as error:
-            return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
-    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         status = "failed" if process.wait(limit) else "passed"
+    except OSError as error:
+        return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
     except subprocess.TimeoutExpired:
         status = "timed out"
         os.killpg(process.pid, signal.SIGINT)
@@ -184,9 +186,11 @@ def run(part: Part, limit: float, log: Path) -> Result:
     except KeyboardInterrupt:
         status = "cut off"
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     printed = COLOUR.sub("", log.read_bytes()[before:].decode(errors="replace"))
     lines = tuple(line[:300] for line in printed.splitlines() if line.strip())[-NUM_LINES:]
     note = lines[-1].strip("= ") if lines else "it printed nothing"
@@ -207,8 +211,9 @@ def report(results: Sequence[Result], out: Path) -> str:
 
 
 def _hears_interrupts() -> None:
-    """Undo the ignored SIGINT that a process in the background of a shell inherits."""
+    """Undo the ignored SIGINT that a process in the background of a shell inherits, and what `run` blocks."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def main() -> None:
