@@ -142,11 +142,11 @@ class _Counter(TorchDispatchMode):
                 f'the work of the kernels of {op} is not known: cudascope counts it, and backend="torch", where a '
                 f"function has it, is counted"
             )
-        written = set()  # names of arguments that are results, as out=
-        if kwargs and func._schema.returns:
+        inputs = _tensors((args, kwargs))
+        before = {t.untyped_storage()._cdata for t in inputs}
+        if kwargs and func._schema.returns:  # what is only written, as out=, is no input
             written = {each.name for each in func._schema.arguments if each.is_out}
-        inputs = _tensors((args, {name: x for name, x in kwargs.items() if name not in written}))
-        before = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            inputs = _tensors((args, {name: x for name, x in kwargs.items() if name not in written}))
         out = func(*args, **kwargs)
         results = _tensors(out)
         for tensor in [] if self.chips else results:
