@@ -1,4 +1,4 @@
-"""Pages in headless Chromium without network: what a script found in them, and what the console complained of."""
+"""Pages in headless Chromium: what a script found in them without network, and what the console complained of."""
 
 import atexit
 import functools
@@ -26,11 +26,11 @@ class Browser:
     A call sends a method of the debugging protocol. `events` is what happened since it was cleared.
     """
 
-    def __init__(self, profile: str) -> None:
+    def __init__(self, profile: Path | str, *options: str) -> None:
         command = [
             BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
-            "--no-first-run", "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={profile}", "--remote-debugging-pipe",
+            "--no-first-run", "--disable-component-update", "--disable-sync", f"--user-data-dir={profile}",
+            "--remote-debugging-pipe", *options,
         ]  # fmt: skip
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(["sh", "-c", PIPES, "sh", *command], **pipes)
@@ -82,7 +82,7 @@ def _browser() -> Browser:
     """The browser of this process."""
     profile = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, profile, ignore_errors=True)
-    browser = Browser(profile)
+    browser = Browser(profile, "--host-resolver-rules=MAP * ~NOTFOUND")
     atexit.register(browser.close)
     return browser
 

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import itertools
 import json
 import os
 import socket
@@ -13,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from browser import BROWSER
+from browser import Browser
 from my_lessons import SETTINGS
 
 STARTING = 90.0  # seconds
@@ -22,16 +21,8 @@ STARTING = 90.0  # seconds
 class Lab:
     """One page of JupyterLab. `run` evaluates JavaScript in it; the page's `jupyterapp` is JupyterLab itself."""
 
-    def __init__(self, address: str, connection: object) -> None:
-        self.address, self._connection, self._numbers = address, connection, itertools.count(1)
-
-    def _send(self, method: str, **parameters: object) -> dict:
-        number = next(self._numbers)
-        self._connection.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (answer := json.loads(self._connection.recv())).get("id") != number:
-            pass
-        assert "error" not in answer, answer
-        return answer["result"]
+    def __init__(self, address: str, browser: Browser) -> None:
+        self.address, self.run, self._send = address, browser.run, browser
 
     def show(self, path: str) -> None:
         """Open a file of the served folder, alone. JupyterLab is loaded for the first one: that takes seconds."""
@@ -46,12 +37,6 @@ class Lab:
         self.show(path)
         self.wait("window.jupyterapp?.shell.currentWidget?.content?.widgets?.length > 3")
         self.wait("jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
-
-    def run(self, script: str) -> object:
-        """Return the value of an expression, or what its promise resolves to."""
-        answer = self._send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
 
     def wait(self, condition: str, seconds: float = STARTING) -> None:
         """Wait until an expression is true."""
@@ -111,23 +96,16 @@ def _until_it_answers(process: subprocess.Popen, address: str) -> None:
 @contextlib.contextmanager
 def lab(root: Path, scratch: Path) -> Iterator[Lab]:
     """Serve `root` in JupyterLab, and yield its page. Settings, trust and the browser's profile are in `scratch`."""
-    from websocket import create_connection
-
-    port, debug = _free_port(), _free_port()
+    port = _free_port()
     folders = {f"JUPYTER_{kind}_DIR": str(scratch / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     folders["JUPYTER_CONFIG_PATH"] = str(SETTINGS)
     server = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--expose-app-in-browser", "--allow-root"]
     server += [f"--ServerApp.port={port}", "--IdentityProvider.token=", f"--ServerApp.root_dir={root}"]
-    browser = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--remote-debugging-port={debug}"]
-    browser += ["--remote-allow-origins=*", f"--user-data-dir={scratch / 'profile'}", "--window-size=1400,1000"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    address, quiet = f"http://127.0.0.1:{port}", {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with contextlib.ExitStack() as stack:
-        for command, address in ((server, f"http://127.0.0.1:{port}/api"), (browser, f"http://127.0.0.1:{debug}/json")):
-            process = stack.enter_context(subprocess.Popen(command, env=os.environ | folders, cwd=root, **quiet))
-            stack.callback(process.terminate)
-            _until_it_answers(process, address)
-        pages = json.load(urllib.request.urlopen(f"http://127.0.0.1:{debug}/json"))
-        page = next(page for page in pages if page["type"] == "page")
-        connection = create_connection(page["webSocketDebuggerUrl"], timeout=STARTING)
-        stack.callback(connection.close)
-        yield Lab(f"http://127.0.0.1:{port}", connection)
+        process = stack.enter_context(subprocess.Popen(server, env=os.environ | folders, cwd=root, **quiet))
+        stack.callback(process.terminate)
+        _until_it_answers(process, f"{address}/api")
+        browser = Browser(scratch / "profile", "--window-size=1400,1000")
+        stack.callback(browser.close)
+        yield Lab(address, browser)

@@ -13,7 +13,6 @@ from lab import lab
 from conftest import ROOT
 
 pytest.importorskip("jupyterlab", reason="JupyterLab comes with the extra `lessons`")
-pytest.importorskip("websocket", reason="the browser is driven over a web socket")
 pytest.importorskip("nbformat", reason="notebooks are read with the extra `lessons`")
 
 import nbformat
