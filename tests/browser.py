@@ -102,5 +102,6 @@ def probe(page: Path, script: str, *, width: int = 1400, wait: int = 0) -> tuple
         browser("Emulation.setVirtualTimePolicy", policy="pauseIfNetworkFetchesPending", budget=wait)
         browser.wait("Emulation.virtualTimeBudgetExpired")
     found = browser.run(f"(() => {{ {script} }})()")
+    browser("Emulation.setVirtualTimePolicy", policy="pause")  # a clock without end would keep a core busy
     said = [json.dumps(each["params"]) for each in browser.events if each.get("method") in ON_THE_CONSOLE]
     return found, [line for line in said if "pydata-sphinx-theme.js" not in line and "[PST]" not in line]
