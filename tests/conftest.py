@@ -35,7 +35,7 @@ if importlib.util.find_spec("beartype"):
     typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
     _with_shapes = jaxtyping.jaxtyped
     _calls: dict = {}  # how often each function was called in the present test; a Counter would run lines of Python
-    MOST_CHECKED = 20  # a loop's later calls have the shapes of its first ones
+    MOST_CHECKED = 3  # a loop's later calls have the shapes of its first ones
 
     def _jaxtyped(function=None, **options):
         """jaxtyping's own for functions of tensors. The others have no shapes, and of them a call costs a tenth.

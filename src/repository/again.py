@@ -2,9 +2,9 @@
 
 `make test` runs them and compares each output with the stored one. A notebook of OUT holds, in this order:
 
-1. the lesson;
-2. its code cells once more, from the last to the first, as when a reader comes back to a cell. Steppers draw their
-   figures again and do not render them, because pictures are not compared;
+1. the lesson. After its first cell, steppers draw their figures and do not render them, because pictures are not
+   compared;
+2. its code cells once more, from the last to the first, as when a reader comes back to a cell. No figure is rendered;
 3. the solution of each exercise, defined and judged in the lesson's own namespace;
 4. an empty namespace, as after a restart: the set-up cell, and then the cells of each exercise.
 """
@@ -23,10 +23,15 @@ from nbformat import NotebookNode
 from notebooks import UNCOMPARED
 from pagewise.exercises.checkers import BY_NAME
 
-UNRENDERED = """# Steppers draw each figure and do not render it
-import pagewise.figures.steps
+UNRENDERED_STEPS = """# Steppers draw each figure and do not render it
+from pagewise.figures import steps as _steps
 
-pagewise.figures.steps._png = lambda figure: b"unrendered"
+_steps._png = lambda figure: b"unrendered"
+"""
+UNRENDERED = """# No figure is rendered
+from matplotlib.figure import Figure
+
+_ = get_ipython().display_formatter.formatters["image/png"].for_type(Figure, lambda figure: "")
 """
 SET_UP = "# Run this first. After a restart, "  # the set-up cell begins so
 JUDGES = re.compile(rf"\bcheck\.({'|'.join(BY_NAME)})\((?!\))")
@@ -36,9 +41,10 @@ def again(notebook: NotebookNode) -> NotebookNode:
     """Return `notebook` followed by the cells of steps 2 to 4."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     set_up = [cell for cell in code if cell.source.startswith(SET_UP)]
-    unrendered, reset = nbformat.v4.new_code_cell(UNRENDERED), nbformat.v4.new_code_cell("%reset -f")
+    steps, unrendered, reset = map(nbformat.v4.new_code_cell, (UNRENDERED_STEPS, UNRENDERED, "%reset -f"))
+    notebook.cells.insert(notebook.cells.index(code[0]) + 1, steps)
     added = [unrendered, *reversed(code), *_solutions(code), reset, *set_up, *_of_exercises(code)]
-    for number, cell in enumerate(added, len(code) + 1):
+    for number, cell in enumerate(added, len(code) + 2):
         copy = nbformat.from_dict(cell | {"id": f"again-{number}", "execution_count": number})
         if cell in set_up:  # an extension that is loaded already says so
             copy.metadata = {"tags": [UNCOMPARED]}

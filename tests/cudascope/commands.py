@@ -1,9 +1,8 @@
 """Runs the command `cudascope` for test_programs.py, many times in one process.
 
-    python commands.py        each line of standard input is a list of arguments, and each line of the output an answer
-
     python commands.py        each line of standard input is a list of arguments; each line of the output is an answer
-else in its memory, takes five times as long.
+
+A process for each command, which begins with nothing in its memory, takes five times as long.
 """
 
 import json

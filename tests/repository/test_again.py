@@ -10,7 +10,7 @@ from conftest import ROOT
 pytest.importorskip("nbformat", reason="notebooks are read with the extra `lessons`")
 
 import nbformat
-from again import JUDGES, SET_UP, UNRENDERED, again
+from again import JUDGES, SET_UP, UNRENDERED, UNRENDERED_STEPS, again
 
 NOTEBOOKS = sorted((ROOT / "lessons").glob("*.ipynb"))
 
@@ -31,7 +31,7 @@ def test_a_stepper_that_comes_back_is_not_rendered(monkeypatch):
 
     monkeypatch.setattr(steps, "_png", steps._png)
     drawn = []
-    exec(UNRENDERED, {})
+    exec(UNRENDERED_STEPS, {})
     frames = [("first", 1), ("second", 2)]
     shown = steps.stepper(frames, lambda figure, frame: drawn.append(frame), title="How?", alt="A step.")
     assert drawn == [1, 2]
@@ -42,7 +42,8 @@ def test_a_stepper_that_comes_back_is_not_rendered(monkeypatch):
 def test_every_cell_comes_back_and_every_exercise_after_the_set_up_cell(notebook):
     code = sources(notebook)
     cells = [cell for cell in again(nbformat.read(notebook, as_version=4)).cells if cell.cell_type == "code"]
-    first, *added = [cell.source for cell in cells[len(code) :]]
+    assert [cell.source for cell in cells[: len(code) + 1]] == [code[0], UNRENDERED_STEPS, *code[1:]]
+    first, *added = [cell.source for cell in cells[len(code) + 1 :]]
     assert first == UNRENDERED
     assert added[: len(code)] == code[::-1]
     restarted = added[added.index("%reset -f") + 1 :]
