@@ -14,6 +14,7 @@ move data:
 """
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -125,6 +126,11 @@ def trace_moves(run: Callable[[], Result]) -> tuple[Result, list[tuple[str, Tens
 
 
 class _Counter(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: torch hides other modes from its compiler, for which it imports the compiler, in seconds."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.flops = [0, 0]
@@ -133,6 +139,12 @@ class _Counter(TorchDispatchMode):
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "torch._dynamo" not in sys.modules:
+            return self._dispatch(func, types, args, kwargs)
+        _Counter.__torch_dispatch__ = torch.compiler.disable(_Counter._dispatch)
+        return _Counter.__torch_dispatch__(self, func, types, args, kwargs)
+
+    def _dispatch(self, func, types, args=(), kwargs=None):
         op, kwargs = func._schema.name, kwargs or {}
         if op in ("aten::matmul", "aten::to"):  # inside a custom op they come whole: count their parts
             with self:
