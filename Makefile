@@ -46,10 +46,10 @@ lessons: environment
 try: environment
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(PY) tests/try_kernel.py $(K)
 
-# A fifth of their time tests wait, for a browser, a server or a clock, and the notebooks run in it. Bytecode spares a
-# hundred processes the compilation of the package. nproc would take OMP_NUM_THREADS for the number of cores.
+# A fifth of its time a test waits, for a browser, a server or a clock: one worker more than there are cores. Bytecode
+# spares a hundred processes the compilation of the package. nproc would take OMP_NUM_THREADS for the number of cores.
 CORES := $(shell cores=$$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2); echo $$((cores < 8 ? cores : 8)))
-WORKERS ?= $(CORES)
+WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) + 1 : 8)))
 BESIDE := $(shell echo $$((($(CORES) + 1) / 2)))
 
 test: environment

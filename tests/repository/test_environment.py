@@ -91,9 +91,9 @@ def test_a_home_that_cannot_be_written_is_replaced_and_text_is_utf_8(kind, make_
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, ["2", "1"]), (4, ["5", "2"]), (16, ["8", "4"])])
 def test_the_number_of_test_workers_follows_the_cores_up_to_eight(cores, workers, tmp_path):
-    (tmp_path / "nproc").write_text(f"#!/bin/sh\necho {cores}\n")
+    (tmp_path / "nproc").write_text(f"#!/bin/sh\necho ${{OMP_NUM_THREADS:-{cores}}}\n")  # as nproc does
     (tmp_path / "nproc").chmod(0o755)
-    commands = make("-n", "test", path=f"{tmp_path}:{PATH}").stdout
+    commands = make("-n", "test", path=f"{tmp_path}:{PATH}", OMP_NUM_THREADS="3").stdout
     assert re.findall(r"pytest .*-n (\d+)", commands) == workers
 
 
