@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -124,18 +126,23 @@ def test_stopped_half_way_it_keeps_what_it_has(tmp_path, sent):
 
 
 def test_an_interrupt_while_a_part_begins_ends_what_has_begun(tmp_path, monkeypatch):
-    begun, real = [], subprocess.Popen
+    """Another thread is there, to which the system may give the signal."""
+    begun, real, ended = [], subprocess.Popen, threading.Event()
+    threading.Thread(target=ended.wait).start()
 
     def interrupted(*args, **options):
         begun.append(real(*args, **options))
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
         return begun[0]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
+    before = signal.getsignal(signal.SIGINT)
     result = gpu_check.run(sh("long", "exec sleep 600"), 60, tmp_path / "log")
+    ended.set()
     assert result.status == "cut off"
     assert begun[0].returncode == -signal.SIGKILL
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 def test_the_report_has_measurements_and_a_row_per_part(tmp_path):

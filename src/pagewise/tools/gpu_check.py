@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -159,8 +159,7 @@ def run(part: Part, limit: float, log: Path) -> Result:
     """Run one part and append its output to `log`. Everything that it started ends with it."""
     begun, process = time.monotonic(), None
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # while a process begins that nobody could end yet
-        with log.open("ab") as file:
+        with _stops_wait(), log.open("ab") as file:
             file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
             file.flush()
             before = file.tell()
@@ -174,7 +173,6 @@ def run(part: Part, limit: float, log: Path) -> Result:
                 process_group=0,
                 preexec_fn=_hears_interrupts,
             )
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         status = "failed" if process.wait(limit) else "passed"
     except OSError as error:
         return Result(part.name, "not available", note=f"{error.filename}: {error.strerror}")
@@ -186,7 +184,6 @@ def run(part: Part, limit: float, log: Path) -> Result:
     except KeyboardInterrupt:
         status = "cut off"
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -211,9 +208,25 @@ def report(results: Sequence[Result], out: Path) -> str:
 
 
 def _hears_interrupts() -> None:
-    """Undo the ignored SIGINT that a process in the background of a shell inherits, and what `run` blocks."""
+    """Undo the ignored SIGINT that a process in the background of a shell inherits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+@contextlib.contextmanager
+def _stops_wait() -> Iterator[None]:
+    """Let a signal that ends the check wait for the end of the `with` statement: nobody could end what begins in it.
+
+    A signal that is blocked instead would find another thread of the process.
+    """
+    waiting: list[int] = []
+    handlers = {number: signal.signal(number, lambda number, _: waiting.append(number)) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def main() -> None:
