@@ -23,7 +23,7 @@ q = torch.zeros(1, 1, 1, 16)
 flash_attention(q, q, q, backend="torch"), flash_decoding(q, q, q, backend="triton")
 work = count_work(lambda: q + q)
 print("torch._dynamo" in sys.modules)
-double = lambda: torch.compile(lambda q: q + q, backend="eager")(q)
+double = lambda: torch.compile(lambda q: q + q, backend=lambda graph, _: graph)(q)
 print(count_work(lambda: [double() for _ in range(9)]).bytes_moved == 9 * work.bytes_moved)
 """
 
