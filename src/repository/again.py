@@ -38,7 +38,7 @@ JUDGES = re.compile(rf"\bcheck\.({'|'.join(BY_NAME)})\((?!\))")
 
 
 def again(notebook: NotebookNode) -> NotebookNode:
-    """Return `notebook` followed by the cells of steps 2 to 4."""
+    """Return `notebook` with a cell after its first one, and followed by the cells of steps 2 to 4."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     set_up = [cell for cell in code if cell.source.startswith(SET_UP)]
     steps, unrendered, reset = map(nbformat.v4.new_code_cell, (UNRENDERED_STEPS, UNRENDERED, "%reset -f"))

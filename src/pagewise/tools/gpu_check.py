@@ -158,11 +158,11 @@ def check(parts: Sequence[Part], out: Path, seconds: float) -> list[Result]:
 def run(part: Part, limit: float, log: Path) -> Result:
     """Run one part and append its output to `log`. Everything that it started ends with it."""
     begun, process = time.monotonic(), None
+    with log.open("ab") as file:
+        file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
+        before = file.tell()
     try:
         with _stops_wait(), log.open("ab") as file:
-            file.write(f"\n===== {part.name}: {shlex.join(part.command)}\n".encode())
-            file.flush()
-            before = file.tell()
             process = subprocess.Popen(
                 part.command,
                 cwd=ROOT,
