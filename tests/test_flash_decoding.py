@@ -223,6 +223,7 @@ def test_equal_ranges_hold_every_tile_once_in_slots_side_by_side(tiles, num_prog
     assert all(piece.slot < num_programs + len(tiles) for piece in pieces)
 
 
+@pytest.mark.slow
 @given(
     tiles=st.lists(st.integers(0, 300), min_size=1, max_size=20),
     cut=st.integers(0, 63),
@@ -262,6 +263,7 @@ def test_a_plan_of_the_device_is_equal_ranges(tiles, cut, num_programs, queries)
     assert all(counts[item] == 0 for item in range(len(tiles)) if item not in items)
 
 
+@pytest.mark.slow
 def test_lengths_may_change_between_two_replays_of_one_launch(kernel_device):
     """The grid and the partial results depend on the capacity, so that only the values of the lengths change."""
     q, k, v = random_qkv(3, (4, 2), 1, 300, 32, torch.float16, kernel_device)
@@ -442,6 +444,7 @@ def test_gradients_come_from_torch(device):
 # ------------------------------------------------------------------------------------------ slots, impossible lengths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [("num", 12), ("size", 32), ("share", 30)], ids=str)
 @pytest.mark.parametrize("head_size", [16, 20])
 def test_a_slot_is_read_only_after_it_was_written(splits, head_size, kernel_device, monkeypatch):

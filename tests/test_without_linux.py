@@ -50,6 +50,7 @@ def linux_only(names: set[str]) -> dict[str, set[str]]:
     return {module: hidden for module in loaded(names) if (hidden := hidden_imports(module))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS)
 def test_a_lesson_loads_nothing_that_is_linux_only(lesson):
     cells = json.loads((ROOT / "lessons" / f"{lesson}.ipynb").read_text())["cells"]

@@ -26,6 +26,7 @@ def alone(code, **environment):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_import_brings_in_none_of_the_large_packages_and_sets_nothing():
     large = {"torch", "pagewise", "triton", "cuda", "IPython"}
     code = (

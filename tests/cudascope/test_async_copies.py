@@ -163,6 +163,7 @@ IN_PIPELINES = {
 MISTAKES = [("async_copies.cu", name) for name in BUGS] + [("pipelines.cu", name) for name in IN_PIPELINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), MISTAKES)
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_planted_bug_is_found_in_its_line(file, name, seed):
@@ -174,6 +175,7 @@ def test_the_correct_twin_is_clean_under_any_schedule(file, name):
     assert_twin_is_clean(FOLDER / file, name, (BUGS | IN_PIPELINES)[name])
 
 
+@pytest.mark.slow
 def test_who_waits_at_a_barrier_for_ever_is_told():
     args, _, _ = reversed_row()
     with pytest.raises(cudascope.Finding, match=r"63 more in line [0-9]+ in a cuda::barrier"):

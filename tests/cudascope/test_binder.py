@@ -211,6 +211,7 @@ def store(x, y, n):
     tl.store(x, n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
@@ -223,6 +224,7 @@ def test_a_triton_kernel_refuses_it_in_the_same_words(x, error, message):
         store[1,](x(), torch.zeros(1), 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [torch.zeros(3, 4).T, torch.zeros(4)[::2], torch.zeros(2, requires_grad=True).detach()])
 def test_a_triton_kernel_takes_tensors_that_are_not_contiguous(x):
     with triton_compiled():

@@ -75,6 +75,7 @@ def test_thread_blocks_may_reduce_into_the_same_place_and_nobody_may_read_it_mea
     assert {found.rule for found in report.findings} == {"copy in flight"}
 
 
+@pytest.mark.slow
 def test_a_reduction_that_nobody_waits_for_is_found_and_does_nothing():
     y = Y.copy()
     with check(stop=False) as report:
@@ -83,6 +84,7 @@ def test_a_reduction_that_nobody_waits_for_is_found_and_does_nothing():
     assert np.array_equal(y, Y)
 
 
+@pytest.mark.slow
 def test_a_reduction_reads_an_output():
     y = Y.copy()
     with check(outputs=[y], stop=False) as report:
@@ -96,6 +98,7 @@ def test_what_no_reduction_does_is_refused(kind):
         PtxKernel(reduction(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["min.f32", "and.f16", "inc.s32"])
 def test_an_operation_that_a_type_lacks_stops_the_kernel(kind):
     with pytest.raises(Finding, match="a type for which PTX does not have the operation"):

@@ -263,6 +263,7 @@ def test_a_change_of_any_file_that_decides_is_a_new_build(changing, tmp_path):
         assert result(changing()) == [expected]
 
 
+@pytest.mark.slow
 def test_a_change_of_any_file_that_decides_is_a_new_result_of_nvrtc(changing, tmp_path):
     for expected in changes(tmp_path):
         assert re.search(rf"\s{expected};", nvrtc.compile_ptx(changing().source, "k", "sm_80").text)
@@ -418,6 +419,7 @@ def test_all_code_that_runs_for_a_build_is_in_its_key(through, monkeypatch):
 # ------------------------------------------------------------------------------------------------ whose file it is
 
 
+@pytest.mark.slow
 @THROUGH
 def test_findings_name_the_file_of_the_line(through, tmp_path):
     folders = ("sub", "headers-v2", "precompiled-mine", "cudascope/stand_ins", "cpu/include", "a (discriminator 1)")
@@ -450,6 +452,7 @@ def test_a_text_that_includes_a_file_with_its_name_has_another_name(through, tmp
     assert {(each.file, each.line) for each in report.findings} == {(f"{tmp_path}/tile.cu", 3), ("tile.text.cu", 3)}
 
 
+@pytest.mark.slow
 def test_an_error_in_a_users_folder_is_where_it_is(tmp_path):
     folder = "headers-v2 (discriminator 1)"
     write(tmp_path, {f"{folder}/broken.h": "\n\n__device__ int f() { return undeclared; }\n"})
@@ -661,6 +664,7 @@ def test_a_build_that_a_process_has_loaded_stays_until_the_process_ends(by, own_
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_several_may_prune_at_once(own_cache):
     for n in range(200):
         entry(own_cache, f"k-{hexa(n)}.so", days=n)

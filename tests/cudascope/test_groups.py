@@ -46,6 +46,7 @@ def test_tiles():
     assert torch.equal(rows[9], (torch.arange(len(v))[:, None] * 100 + rank * 10 + TILE).int())
 
 
+@pytest.mark.slow
 def test_threads_that_are_together_by_chance_or_by_a_label():
     x, out = whole(THREADS), torch.full((6, THREADS), -1, dtype=torch.int32)
     checked("coalesced", (1, THREADS), x, out)
@@ -141,6 +142,7 @@ def test_planted_bug_is_found_in_its_line(name, seed):
     assert_found(FILE, name, BUGS[name], seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUGS)
 def test_the_correct_twin_is_clean_under_any_schedule(name):
     assert_twin_is_clean(FILE, name, BUGS[name])

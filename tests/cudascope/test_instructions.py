@@ -143,6 +143,7 @@ def cases():
     return PtxKernel(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "total", "some"),
     [

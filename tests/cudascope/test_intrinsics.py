@@ -309,6 +309,7 @@ IN_FLOAT |= {
 }
 
 
+@pytest.mark.slow
 def test_functions_that_the_c_library_lacks():
     for call, found in zip(FUNCTIONS, run("functions", POINTS, dtype=torch.float64), strict=True):
         assert torch.allclose(found, FUNCTIONS[call](POINTS), rtol=1e-12, atol=1e-15), call

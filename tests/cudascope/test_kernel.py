@@ -426,6 +426,7 @@ def test_source_is_a_file_or_text(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------ compiling
 
 
+@pytest.mark.slow
 def test_a_cubin_is_compiled_once(empty_cache):
     CudaKernel(SCALE, "scale<float, 64>").resources("sm_90")
     (cubin,) = empty_cache.glob("cubin/*.cubin")
@@ -523,6 +524,7 @@ def test_resources_are_those_of_the_one_kernel_asked_for():
     assert starved.spilled_bytes > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_file", [False, True], ids=["text", "file"])
 def test_a_syntax_error_is_shown_with_file_and_line(tmp_path, as_file):
     broken = SCALE.replace("if (i < n)", "if (i < n")

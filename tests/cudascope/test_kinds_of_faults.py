@@ -74,6 +74,7 @@ def test_constants_of_more_than_64_kb_are_refused():
 # ------------------------------------------------------------------------------------------------ barriers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("which", range(6))
 def test_a_barrier_in_a_branch_is_told_from_a_return(which, seed):
@@ -302,11 +303,13 @@ int main() { auto j = "x"_js; k<<<1, 1>>>(nullptr); }
     assert x.item() == 2000
 
 
+@pytest.mark.slow
 def test_a_kernel_that_returns_a_number_is_refused_with_a_sentence():
     with pytest.raises(CompileError, match=r"kernel 'k' returns int: a __global__ function must return void"):
         CudaKernel("__global__ int k(float* x) { x[0] = 1; return 1; }", "k")[1, 1](torch.zeros(1))
 
 
+@pytest.mark.slow
 def test_a_class_that_the_stand_in_for_cub_lacks_is_refused_with_a_sentence():
     source = """
 #include <cub/cub.cuh>

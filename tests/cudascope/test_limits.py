@@ -162,6 +162,7 @@ NOTHING = {"tensor_flops": {}, "fp32": 0, "special": 0, "issues": 0, "moves": 0,
 NOTHING |= {"dram_read_bytes": 0, "dram_written_bytes": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "n", "block", "work"),
     [

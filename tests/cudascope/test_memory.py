@@ -220,6 +220,7 @@ def test_a_handler_of_python_runs_during_a_launch_and_may_end_it():
     assert done.stdout == 3 * (told.format("KeyboardInterrupt") + told.format("Late")), done
 
 
+@pytest.mark.slow
 def test_a_handler_of_python_may_return_and_may_launch():
     done = in_a_process("""
         x = np.zeros(4, np.float32)
@@ -237,6 +238,7 @@ def test_a_handler_of_python_may_return_and_may_launch():
     assert done.stdout == "[1.0, 2.0, 0.0, 1.0]\n", done
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_first_thread_while_another_one_launches():
     done = in_a_process(f"""
         x = np.zeros({LARGE}, np.float32)
@@ -260,6 +262,7 @@ def test_ctrl_c_reaches_the_first_thread_while_another_one_launches():
     assert done.stdout == "True\nTrue\n[1.0, 2.0, 0.0, 0.0]\n", done
 
 
+@pytest.mark.slow
 def test_handlers_of_the_process_are_back_after_a_launch():
     done = in_a_process("""
         kernel = kernel_of("__global__ void k(float* x, int n) { x[0] = 1000 / n; }")
@@ -293,6 +296,7 @@ def test_faulthandler_reports_a_crash_of_the_host_during_a_launch(enabled):
     assert "string_at" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["SIGABRT", "SIGSEGV"])
 def test_a_fatal_signal_that_is_sent_during_a_launch_is_no_finding(sent):
     done = in_a_process(f"""

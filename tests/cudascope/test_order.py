@@ -351,6 +351,7 @@ def handed_over(writes, reads, *, fence=False, far=True, seed=None, also=("no ac
     return {each.rule: lines[each.line - 1].partition("// ")[2] for each in report.findings}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SCHEDULES)
 def test_a_hand_over_with_acquire_and_release_between_thread_blocks_is_no_finding(seed):
     for writes in ORDERED_WRITES:

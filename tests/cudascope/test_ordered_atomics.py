@@ -44,6 +44,7 @@ __global__ void builtins(int* out) {
 )
 
 
+@pytest.mark.slow
 def test_the_members_of_cuda_atomic_give_what_was_there():
     out = np.zeros(24, dtype=np.int32)
     CudaKernel(file_of(OPERATIONS), "members")[1, 1](out)

@@ -105,6 +105,7 @@ def product_of(source, mistakes):
     return lambda: [entries.multiplied(kernel, a, b)]
 
 
+@pytest.mark.slow
 def test_wrong_descriptors_give_another_result():
     """Without a swizzle, every field of a descriptor counts."""
     source = entries.product("f32.f16.f16", 64, 16)

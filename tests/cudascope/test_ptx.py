@@ -75,6 +75,7 @@ def test_one_thread_block_computes(name, threads, given, expected):
     assert torch.equal(out, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b"), [(2**96 - 1, 1), (2**64, 2**32 + 5), (12345678901234567890123456789, 2**95 + 2**33 - 1)]
 )
@@ -170,6 +171,7 @@ def test_planted_bug_is_found_on_its_line(name):
     assert all(where in lines[error.line - 1] for error in findings), findings[0]
 
 
+@pytest.mark.slow
 def test_the_same_source_compiles_for_gpus():
     for arch in ("sm_80", "sm_90"):
         CudaKernel(FILE, "who_am_i").resources(arch)

@@ -44,6 +44,7 @@ def test_counts_belong_to_the_line_that_several_instructions_share():
     assert report.count("read", "shared", 7).bytes == 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", [1, 3, 40])
 def test_all_on_one_line(instructions):
     filler = "add.s32 %r1, %r1, 1; " * instructions
@@ -127,6 +128,7 @@ def unknown_kernel(y, SIZE: tl.constexpr):
     tl.store(y + i, value)
 
 
+@pytest.mark.slow
 def test_a_refused_kernel_is_named_with_the_line_of_python():
     line = unknown_kernel.fn.__code__.co_firstlineno + 3
     sentence = rf"kernel unknown_kernel, {re.escape(__file__)}, line {line} .*: the CPU runner does not know szext"
@@ -168,6 +170,7 @@ ATOMICS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_atomic_that_is_accepted_compiles():
     register = {"16": "%h", "32": "%r", "64": "%rd"}
 
@@ -181,6 +184,7 @@ def test_every_atomic_that_is_accepted_compiles():
     kernel[1, 1](np.zeros(16, np.int64))
 
 
+@pytest.mark.slow
 def test_atomics_on_pairs_of_halves_order_each_number_for_itself():
     instruction = """mov.b32 %r2, 0x3C004200; mov.b32 %r3, 0x7E004000;
     atom.global.max.noftz.v2.f16x2 {%r1, %r0}, [%rd1], {%r2, %r3};

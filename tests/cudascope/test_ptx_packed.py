@@ -94,6 +94,7 @@ def holds(comparison: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 COMPARISONS = [*ORDERED, *(f"{each}u" for each in ORDERED), "num", "nan"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_a_comparison_of_pairs_gives_two_predicates(kind):
     both = "selp.b32 d, 1, 0, p; selp.b32 e, 2, 0, q; or.b32 d, d, e;"
@@ -105,6 +106,7 @@ def test_a_comparison_of_pairs_gives_two_predicates(kind):
         assert np.array_equal(found[:, i], expected), each
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_a_comparison_of_pairs_is_combined_with_a_predicate(kind):
     both = "selp.b32 d, 1, 0, p; selp.b32 e, 2, 0, q; or.b32 d, d, e;"
@@ -125,6 +127,7 @@ def test_a_comparison_of_pairs_is_combined_with_a_predicate(kind):
     assert np.array_equal(found[3], high & ~other)
 
 
+@pytest.mark.slow
 def test_flush_to_zero_holds_for_both_numbers_of_a_pair():
     instructions = [
         "setp.gt.ftz.f16x2 p|q, a, b; selp.b32 d, 1, 0, p; selp.b32 e, 2, 0, q; or.b32 d, d, e;",

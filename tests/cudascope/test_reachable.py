@@ -132,6 +132,7 @@ def test_contexts_add_up_and_end():
             IN_A_STRUCT[4, 32](params)
 
 
+@pytest.mark.slow
 def test_a_variable_of_the_same_name_as_an_argument_is_other_memory():
     source = "__device__ int w[4]; __device__ void note(int i) { w[i] = i; } __global__ void k(int* w) "
     kernel = CudaKernel(source + "{ w[threadIdx.x] = 7; note(threadIdx.x); }", "k")

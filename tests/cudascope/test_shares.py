@@ -97,6 +97,7 @@ def is_found(program: Program, seed: int | None) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("program", SELECTED, ids=lambda program: program.name)
 def test_a_fault_is_found_at_its_line_or_is_known_not_to_be(program, seed):

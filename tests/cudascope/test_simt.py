@@ -141,6 +141,7 @@ def test_indices_in_one_to_three_dimensions(grid, block):
     assert torch.equal(out[..., 1], torch.arange(threads, dtype=torch.int32).expand(blocks, threads))
 
 
+@pytest.mark.slow
 def test_barriers_that_count_and_vote():
     out = zeros(70, 5, dtype=torch.int32)
     run(SUPPORTED, "barriers_that_count", 1, 70, out=out)
@@ -606,6 +607,7 @@ def test_a_planted_bug_is_caught_in_its_line(name):
             assert error.element == element, error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_correct_twin_of_a_planted_bug_passes(name):
     for seed in [None, *range(20)]:
@@ -775,6 +777,7 @@ __global__ void k(float* out) {
 """
 
 
+@pytest.mark.slow
 def test_dynamic_shared_memory_of_two_types_in_a_namespace_and_an_assert_with_its_header():
     for context in (contextlib.nullcontext(), cudascope.check()):
         out = zeros(8)

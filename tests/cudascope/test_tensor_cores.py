@@ -71,6 +71,7 @@ def test_accumulators_of_one_size_hold_the_same_elements_whatever_their_type(nam
         assert torch.equal(d, a.to(to_type))
 
 
+@pytest.mark.slow
 def test_tiles_of_a_larger_product_are_scaled_element_by_element():
     a, b, c, d = whole(48, 80), whole(80, 32, seed=1), whole(48, 32).float(), torch.empty(48, 32)
     for seed in SCHEDULES[:4]:
@@ -105,6 +106,7 @@ def test_tf32_is_rounded_on_request_and_cut_off_otherwise():
     assert out.tolist() == [1 + 2**-10, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8_16_16_16", "int8_saturated"])
 def test_sums_of_integers_wrap_unless_they_are_to_saturate(name):
     a = b = torch.full((16, 16), 127, dtype=torch.int8)
@@ -208,6 +210,7 @@ def test_lanes_at_two_products_are_told_which_lanes_and_lines():
     assert all("and 15 more" in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_the_kernels_are_cuda_too(arch):
     assert CudaKernel(FILE, "gemm").resources(arch).spilled_bytes == 0

@@ -216,6 +216,7 @@ __global__ void reverse(const float* in, float* out, int n) {
 """
 
 
+@pytest.mark.slow
 def test_a_missing_barrier_is_found_at_the_lines_of_the_source(tmp_path):
     file = tmp_path / "reverse.cu"
     file.write_text(REVERSE.replace("    __syncthreads();\n", "\n"))

@@ -325,6 +325,7 @@ def fill_kernel(x, SIZE: tl.constexpr):
     tl.store(filling.ptr + tl.arange(0, SIZE), filling.value)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_makes_a_named_tuple_with_defaults():
     x = torch.zeros(32)
     with triton_compiled("sm_80"), check(outputs=[x]):
@@ -343,6 +344,7 @@ def in_place_kernel(x, out, TILE: tl.constexpr, FIRST: tl.constexpr):
         tl.store(x + cols, 2 * tl.load(x + cols))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_late_load_of_a_thread_that_stores_nothing_is_no_race(seed):
     x = torch.ones(64)  # 128 threads: two load each element, one of them stores
@@ -351,6 +353,7 @@ def test_a_late_load_of_a_thread_that_stores_nothing_is_no_race(seed):
     assert x.tolist() == [2.0] * 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1])
 def test_a_late_load_of_a_thread_that_stores_what_it_has_loaded_is_a_race(seed):
     x, out = torch.ones(1), torch.zeros(128)
@@ -472,6 +475,7 @@ def logarithm_kernel(x, SIZE: tl.constexpr):
     tl.store(x + cols, tl.log(tl.load(x + cols)))
 
 
+@pytest.mark.slow
 def test_the_string_that_libdevice_leaves_is_no_variable_of_the_kernel():
     """A kernel with variables is built twice to be checked."""
     with triton_compiled("sm_80"):
@@ -579,6 +583,7 @@ def wrong_kernel(out, SIZE: tl.constexpr):
     tl.store(out + tl.arange(0, SIZE), missing)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_needs_more_shared_memory_than_the_gpu_has_is_refused_as_on_a_gpu(monkeypatch):
     monkeypatch.setitem(triton_launches.SHARED_BYTES, 80, 4096)
     with pytest.raises(OutOfResources, match="shared memory, Required: 8192, Hardware limit: 4096"):
@@ -669,6 +674,7 @@ def test_a_kernel_that_reads_a_list_is_described_at_each_launch():
     assert not _described(kernel).is_current()
 
 
+@pytest.mark.slow
 def test_a_warm_launch_describes_its_kernel_no_more(monkeypatch):
     x, out = torch.randn(64), torch.zeros(64)
     described, counts = [], []

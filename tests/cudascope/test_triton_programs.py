@@ -253,6 +253,7 @@ def test_a_softmax_runs_for_every_architecture(arch):
     torch.testing.assert_close(out, x.softmax(-1) + (torch.arange(128) < 5))
 
 
+@pytest.mark.slow
 def test_a_product_for_sm_100_is_refused_with_the_reason():
     x, out = torch.zeros(64, 64, dtype=torch.float16), torch.zeros(64, 64)
     sentence = r"kernel product_kernel, .*test_triton_programs.*tcgen05.* an instruction of tensor memory \(sm_100\)"
@@ -348,6 +349,7 @@ def test_an_argument_may_have_only_an_address_and_a_dtype(kind, name):
         scale_kernel[(1,)](kind(whole, 48, name), out, SIZE=32, num_warps=1)
 
 
+@pytest.mark.slow
 def test_two_buffers_of_one_tensor_are_one_memory():
     whole = torch.arange(96.0)
     with triton_compiled("sm_80"):

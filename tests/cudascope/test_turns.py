@@ -52,6 +52,7 @@ EXPECTED: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "path", "mode"), one_in_three(list(product(EXPECTED, ["g++", "ptx"], MODES))))
 def test_a_thread_block_waits_through_a_barrier_for_a_later_one(name, path, mode):
     waits = kernel(name, path)

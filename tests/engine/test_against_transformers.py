@@ -117,6 +117,7 @@ def test_kernels_write_the_same(kernels, way, tmp_path, kernel_device):
     assert [output.token_ids for output in outputs] == [written(peer, p, max_new_tokens=5)[0] for p in prompts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_ends", [1, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_end_tokens_and_repetition_penalty_are_those_of_transformers(num_ends, penalty, tmp_path, shapes_unchecked):
@@ -153,6 +154,7 @@ def found_beams(peer, prompt: list[int], width: int, **options) -> list[tuple[li
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "width", "ends", "penalty"),
     [

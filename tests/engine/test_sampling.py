@@ -308,6 +308,7 @@ def test_a_number_between_two_tokens_draws_the_second(params, monkeypatch):
     assert sample(torch.tensor([[0.0, 0.0, -math.inf]]), [row(tokens=[], num_new=0, **params)])[0].token == 1
 
 
+@pytest.mark.slow
 @BOTH
 def test_tokens_that_reach_top_p_exactly_are_enough():
     assert drawn(torch.zeros(2), top_p=0.5).count_nonzero() == 1

@@ -422,6 +422,7 @@ def test_a_step_that_fails_ends_a_stream_with_an_error(server, monkeypatch):
     assert server.becomes_idle()
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_holds_up_nobody(server):
     """Its unread events wait in its answer, its blocks are free, and its requests count until it hangs up."""
     body = {"prompt": ["A"] * 2, "n": 2, "max_tokens": 60, "stream": True, "ignore_eos": True, "logprobs": 20}

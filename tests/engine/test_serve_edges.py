@@ -164,6 +164,7 @@ def test_what_exceeds_the_context_is_refused_in_the_words_that_clients_look_for(
     assert re.fullmatch(said, error["message"])
 
 
+@pytest.mark.slow
 def test_the_context_is_what_the_memory_holds():
     with serving(tiny_llm(num_blocks=8)) as server:
         longest = 8 * 16 + 1  # the last token needs no slot

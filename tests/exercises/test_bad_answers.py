@@ -153,6 +153,7 @@ def test_an_endless_function_meets_a_time_limit_in_any_thread(impatient):
     assert "no answer after 0.2 seconds" in verdicts[0].message
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="nobody ends an endless kernel on a GPU")
 def test_an_endless_interpreted_kernel_meets_a_time_limit(impatient):
     theirs = kernel_with("one_pass_kernel", "while num_keys >= 0: num_keys = num_keys + 0")

@@ -17,6 +17,7 @@ __global__ void scores_1(const __half* q, const __half* k, const int* table, flo
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_is_shown_beside_the_one_before_it():
     kernel, reads = CudaKernel(KERNEL, "scores_1"), KeyReads("first", "second")
     assert len(reads.count("first", kernel)) == 1

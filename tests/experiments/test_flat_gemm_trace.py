@@ -35,6 +35,7 @@ def test_the_timeline_tells_the_warps_of_several_rows_apart():
     assert sorted(few) == sorted(many)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "padded_rows"), [(1, 8), (8, 8), (9, 16), (64, 64)])
 def test_rows_are_padded_to_8_and_not_to_64(rows, padded_rows):
     N, K = 64, 256

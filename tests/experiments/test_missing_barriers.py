@@ -5,6 +5,7 @@ import pytest
 from pagewise.experiments.missing_barriers import BARRIERS, answers, finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("barrier", BARRIERS)
 def test_the_check_names_the_race_of_each_missing_barrier(barrier):
     found = " ".join(finding(barrier).split())
@@ -18,6 +19,7 @@ def test_the_whole_kernel_has_no_finding_and_answers_right():
     assert [row.wrong for row in answers(None, "AB")] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_race_hides_until_the_second_query():
     rows = answers("after load_query", "AABB")
     assert [row.wrong > 0 for row in rows] == [False, False, True, False]

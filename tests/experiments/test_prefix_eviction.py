@@ -76,6 +76,7 @@ def test_an_order_of_your_own_is_the_packages_if_it_chooses_the_same(name, choos
     assert found(run(evicting(lambda free: free[choose]), 96)) == found(run(POLICIES[name], 96))
 
 
+@pytest.mark.slow
 def test_an_order_that_knows_what_is_never_asked_again_beats_every_order_by_age():
     deepest = found(run(evicting(lambda free: max(free, key=lambda pair: pair[1])), 96))
     assert deepest > 10 + max(found(run(policy, 96)) for policy in POLICIES.values())

@@ -36,6 +36,7 @@ def test_the_last_line_says_how_many_rows_fit():
     )
 
 
+@pytest.mark.slow
 def test_the_module_prints_each_row_the_predictions_and_the_last_line(capsys):
     published.main()
     lines = capsys.readouterr().out.splitlines()

@@ -63,6 +63,7 @@ def test_the_pairs_of_queries_and_keys_that_are_multiplied(name, pairs):
     assert score(method(name)).matmul_flops == 4 * H * D * pairs
 
 
+@pytest.mark.slow
 def test_paged_cache_is_held_in_whole_blocks():
     cache, outputs = 4 * 2 * HKV * -(-(PROMPT + NEW) // P) * P * D, 4 * H * (PROMPT + NEW) * D
     assert score(method("streamed")).peak_bytes >= cache + outputs

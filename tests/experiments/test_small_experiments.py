@@ -40,6 +40,7 @@ def test_the_loop_in_float32_is_the_softmax():
     torch.testing.assert_close(in_tiles(scores, values), torch.softmax(scores, dim=0) @ values)
 
 
+@pytest.mark.slow
 def test_sums_of_few_bits_stop_and_the_maximum_may_have_few():
     ones = torch.ones(64 * 1024)  # 1024 tiles of 64 equal scores
     assert in_tiles(ones, ones, l=BFLOAT16).item() == 4  # l stops at 256 tiles

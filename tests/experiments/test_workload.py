@@ -215,6 +215,7 @@ def test_the_papers_bars_come_from_its_buddy_allocator():
     assert fitted[1] > used[2] + 0.08
 
 
+@pytest.mark.slow
 def test_contiguous_memory_is_mostly_wasted_and_paged_hardly(replays):
     """Kwon et al. 2023, fig. 2: 20.4, 26.8 and 38.2 % of memory hold tokens under Orca, 96.3 % under vLLM."""
     used = {name: r.shares()["used"] for name, r in replays.items()}

@@ -189,6 +189,7 @@ def test_values_stand_at_the_bars(shown):
     assert drawn.texts(shown[0].axes[0]) == ["1.2", "10.0"]
 
 
+@pytest.mark.slow
 def test_roofline_points_lie_on_the_roof(shown):
     roofline([H100], {"decode": 4.0}, title="What is the limit?")
     (point,) = (line for line in shown[0].axes[0].lines if line.get_marker() == "o")

@@ -33,6 +33,7 @@ def test_only_the_synchronised_scheme_shrinks_when_the_maximum_rises():
     assert "shrink" not in said_of(SCORES.flip(0))[2]
 
 
+@pytest.mark.slow
 def test_a_row_whose_largest_score_leaves_the_band_is_recomputed(unrendered):
     assert said_of()[-1].endswith("The row is outside, so the rule recomputes it.")
     assert said_of(band=(-3.0, 3.1))[-1].endswith("The row is inside.")

@@ -1,5 +1,6 @@
 """The stepper of the SMs."""
 
+import pytest
 from stepped import captions
 
 from pagewise.figures import schedules, sm_steps
@@ -11,6 +12,7 @@ def steps():
     return sm_steps({"v1": v1, "v2": v2}, 132, title="How many SMs work?", alt="Squares and curves.")
 
 
+@pytest.mark.slow
 def test_steps_stand_where_something_changes():
     assert captions(steps()) == [
         "At time 0. v1: 16 of 132 SMs busy, v2: 72 of 132 SMs busy.",
@@ -19,6 +21,7 @@ def test_steps_stand_where_something_changes():
     ]
 
 
+@pytest.mark.slow
 def test_steps_are_at_most_so_many_and_end_at_the_end(monkeypatch):
     monkeypatch.setattr(schedules, "STEPS", 2)
     said = captions(steps())

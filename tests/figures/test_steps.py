@@ -26,6 +26,7 @@ def test_same_frames_give_the_same_bytes():
     assert repr(bars()) == "How <many> bars? 4 steps. Bars, each higher than the last."
 
 
+@pytest.mark.slow
 def test_nothing_comes_from_elsewhere():
     markup = bars()._repr_html_()
     assert not re.search(r"https?:|@import|url\(|<link", markup)
@@ -78,6 +79,7 @@ if BROWSER:
         return {seen, other, reached, wide, width: innerWidth, page: document.scrollingElement.scrollWidth};
     """
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("width", [1400, 420])
     def test_steps_by_button_key_and_slider_without_network(tmp_path, width):
         page = tmp_path / "page.html"

@@ -28,6 +28,7 @@ def test_sectors_are_counted_as_the_launch_counts_them_and_a_gap_separates_them(
     assert widths == [{1, 1 - kernel_figures.GAP}, {1 - kernel_figures.GAP}]  # the last sector ends a run, too
 
 
+@pytest.mark.slow
 def test_a_butterfly_says_how_many_lanes_agree(shown):
     kernel_figures.butterfly([("thread group", [1]), ("warp", [16, 8, 4, 2])], title="?")
     texts = list(cells(shown[0]).values())
@@ -57,6 +58,7 @@ def test_lanes_in_a_block_are_where_the_trace_has_them(shown):
     assert len(found) == 32  # the second request has no numbers
 
 
+@pytest.mark.slow
 def test_reads_before_the_write_are_marked(shown):
     kernel_figures.accesses_of_vec({"v1": paged_launch().accesses("q_vecs")}, "q_vecs", 6)
     assert drawn.titles(shown[0]) == ["v1: 0 of 96 reads come too early"]

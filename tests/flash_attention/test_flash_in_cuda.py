@@ -73,6 +73,7 @@ def test_matches_the_oracle(case, kernel_device, canaries):
 WATCHED = (35, 71, 2, 1)  # a tile of queries, in which a warp has 3 and two have none, and three tiles of keys
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "head_size"),
     [(torch.float32, 32), (torch.float16, 64)],
@@ -88,6 +89,7 @@ def test_no_findings_under_any_schedule(dtype, head_size):
         assert found[1].equal(expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_q_comes_once_and_k_and_v_once_per_tile_of_queries(causal):
     """The traffic with main memory, against the formula."""

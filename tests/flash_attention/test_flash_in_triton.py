@@ -89,6 +89,7 @@ def forward(inputs, requires_grad=True):
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("kind", ["causal", "window", "all"])
 def test_any_tiles(kind, tiles, kernel_device, monkeypatch):
@@ -115,6 +116,7 @@ def test_a_launch_has_the_options_of_its_tiles(dtype, kernel_device, monkeypatch
     assert launched == [[2, 5, dtype != torch.float32], [4, None, None], [8, 7, dtype != torch.float32]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [(16, 32), (32, 16)], ids=str)
 def test_a_packed_sequence_has_the_tiles_that_it_has_alone(tiles, kernel_device, monkeypatch):
     """Also where tiles of queries and tiles of keys differ in length. Equal tiles give equal bits."""
@@ -316,6 +318,7 @@ def by_descriptors(monkeypatch):
 OPTIONS_OF_TILES = ["plain", "causal", "window", "softcap", "dropout", "mask"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "sizes"), in_turns(OPTIONS_OF_TILES, [(35, 77, 16), (70, 33, 40), (1, 130, 16)]))
 def test_descriptors_read_what_pointers_read(kind, sizes, kernel_device, monkeypatch, by_descriptors):
     T, S, D = sizes
@@ -352,6 +355,7 @@ def test_nan_in_keys_that_a_tile_does_not_see_stays_out(options, tma, kernel_dev
     assert set(by_descriptors) == {tma}
 
 
+@pytest.mark.slow
 def test_descriptors_are_used_where_all_rows_are_aligned(by_descriptors, kernel_device):
     """Bases and strides at multiples of 16 bytes. The interpreter refuses a descriptor of anything else."""
     room = torch.randn(2, 2, 40, 32, generator=torch.Generator().manual_seed(0)).to(kernel_device, torch.float16)

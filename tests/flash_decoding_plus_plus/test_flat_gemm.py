@@ -280,6 +280,7 @@ MISSING = {  # of waits and barriers; and the lines of which the race that is fo
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), in_turns(one_in_three([*MISSING]), [None, 0, 1]))
 def test_a_missing_wait_or_barrier_is_found_on_its_line(name, seed, monkeypatch):
     right, wrong, texts = MISSING[name]
@@ -313,6 +314,7 @@ WRONG = {  # what comes out wrong, or is read that is not there
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "mistake"), one_in_three([(kernel, mistake) for kernel in WRONG for mistake in WRONG[kernel]])
 )
@@ -365,6 +367,7 @@ def test_compiles_without_spills(kind, arch):
             file.write(f"| {kernel.name} | {arch} | {' | '.join(map(str, resources))} |\n")
 
 
+@pytest.mark.slow
 def test_shared_memory_is_what_the_launcher_reckons():
     """In the trace: how far the dynamic array reaches that a kernel touches."""
     for M, num_stages in ((9, 3), (8, 2)):

@@ -133,6 +133,7 @@ def test_float32_is_not_for_tensor_cores(clock):
     assert flow.inflections(8, 16) == (3, 3)  # from there on as fast as matmul, which is simpler
 
 
+@pytest.mark.slow
 def test_profile_runs_here(kernel_device, monkeypatch):
     monkeypatch.setattr(module, "NUM_ROWS", (1, 9, 64))
     dtype = torch.float16

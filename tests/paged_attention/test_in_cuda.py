@@ -240,6 +240,7 @@ def plant(monkeypatch, name, right, wrong):
     monkeypatch.setattr(paged_cuda, "cuda_kernel", make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [(name, change) for name, _, change in one_in_three(PLANTED)],
@@ -258,6 +259,7 @@ def test_planted_mistakes_are_caught(name, change, monkeypatch):
 OFFSETS = [("v", "v1"), ("k", "v1"), ("k", "grouped"), ("v", "grouped")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cache", "name"), one_in_three(OFFSETS))
 def test_32_bit_offsets_are_caught(cache, name, monkeypatch):
     plant(monkeypatch, name, f"{cache}_cache + offset(block)", f"{cache}_cache + int(offset(block))")
@@ -284,6 +286,7 @@ RACES = one_in_three(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "barrier", "change"), RACES, ids=[f"{name}-{barrier}" for name, barrier, _ in RACES])
 def test_a_missing_barrier_is_a_race(name, barrier, change, monkeypatch):
     plant(monkeypatch, name, *change)
@@ -312,6 +315,7 @@ def test_partitions_change_only_rounding(call, partition_size, kernel_device):
     assert_matches(out, lse, inputs, options)
 
 
+@pytest.mark.slow
 def test_a_long_context(version, kernel_device):
     inputs = paged_inputs([9000, 3], 8, 2, 32, dtype=torch.float32, device=kernel_device)
     out, lse = version(*in_vllm_layout(inputs), return_lse=True)
@@ -346,6 +350,7 @@ def test_an_unchecked_length_that_is_not_allowed_gives_nan(version, kernel_devic
         assert each[[0, 2]].equal(right[[0, 2]])
 
 
+@pytest.mark.slow
 def test_the_sums_of_warps_fit_where_the_scores_of_a_short_sequence_lay(version):
     """Half of the warps store 2 · 128 sums in the memory of at most 16 scores."""
     inputs = paged_inputs([7, 0, 16, 1], 8, 2, 128, dtype=torch.float32, device="cpu")
@@ -370,6 +375,7 @@ def test_where_a_block_lies_does_not_matter(version, kernel_device):
         assert version(*in_vllm_layout(in_other_blocks(*inputs))).equal(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", ["at an odd address", "apart by an odd number"])
 def test_queries_that_do_not_lie_in_vecs_are_copied(version, lie, kernel_device):
     """A check finds reads that are misaligned, which a CPU would carry out. On a GPU they are errors."""
@@ -493,6 +499,7 @@ LARGE = [case for case in FEW if case["head_size"] in (120, 128)]
 INSTANTIATIONS = sorted({instantiation(case) for case in (CASES if is_full() else LARGE)}, key=lambda k: k.name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "arch"), in_turns(INSTANTIATIONS, ARCHITECTURES), ids=lambda x: getattr(x, "name", x)
 )
@@ -511,6 +518,7 @@ def test_the_merge_compiles_without_spills(arch):
             assert kernel("merge", dtype, head_size).resources(arch).spilled_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query_heads", [1, 8])
 def test_shared_memory_is_what_the_launcher_reckons(query_heads):
     """The static part, as the compiler reports it; the dynamic part is what it is launched with."""
@@ -536,6 +544,7 @@ def test_v1_or_v2_is_chosen_as_vllm_chose(num_seqs, num_heads, max_seq_len, chos
     assert (chosen == "v1") == (max_seq_len <= 8192 and (num_partitions <= 1 or num_seqs * num_heads > 512))
 
 
+@pytest.mark.slow
 def test_an_unchecked_block_outside_the_cache_is_found_by_simt_check(version):
     inputs, _ = inputs_of(PLAIN | {"dtype": torch.float16, "head_size": 64}, torch.device("cpu"))
     q, k_cache, v_cache, tables, lens = in_vllm_layout(inputs)
@@ -604,6 +613,7 @@ def test_bad_input_is_refused(case, version, shapes_unchecked):
         version(**arguments)
 
 
+@pytest.mark.slow
 def test_a_context_beyond_v1s_shared_memory_names_v2(shapes_unchecked):
     q = torch.zeros(1, 1, 32)
     tables, lens = torch.zeros(1, 4000, dtype=torch.int32), torch.full((1,), 60000, dtype=torch.int32)

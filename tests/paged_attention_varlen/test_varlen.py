@@ -119,6 +119,7 @@ def test_a_sequence_may_fill_its_table(path, device):
     assert_packed_matches_dense(path, (q, k_cache, v_cache, tables[:, :2], *rest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("splits", [{"num_splits": 30}, {"split_size": 16}], ids=str)
 def test_many_pieces_are_merged(splits, kernel_device):
     """More than the kernel reads at once."""
@@ -310,6 +311,7 @@ def test_a_plan_serves_all_layers_and_a_nan_in_one_stays_there(backend, kernel_d
     assert_packed_matches_dense(lambda *_: (out, None), second)
 
 
+@pytest.mark.slow
 def test_programs_share_the_decoding_rows_beside_chunks(kernel_device):
     """Five programs share the work of the sequences that have one query. The chunks are cut by size, without a plan.
 

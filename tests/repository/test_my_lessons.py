@@ -120,6 +120,7 @@ def test_the_folder_is_named_when_it_is_made_and_when_it_is_opened_again(folders
         assert said.endswith(f": {folder}\n")
 
 
+@pytest.mark.slow
 def test_lab_serves_the_repository_and_opens_the_copy_with_the_readers_options(folders, monkeypatch, capsys):
     labapp = pytest.importorskip("jupyterlab.labapp", reason="JupyterLab comes with the extra `lessons`")
     course, mine = folders

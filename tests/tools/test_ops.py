@@ -33,12 +33,14 @@ def twice(x: Tensor, label: str) -> Tensor:
     return 2 * x
 
 
+@pytest.mark.slow
 def test_the_op_is_what_torch_says_an_op_must_be():
     torch.library.opcheck(torch.ops.pagewise.test_twice, (torch.ones(3), "label"))
     assert torch.equal(twice(torch.ones(3), "label"), torch.full((3,), 2.0))
     assert torch.equal(twice(torch.ones(3), label="label"), torch.full((3,), 2.0))
 
 
+@pytest.mark.slow
 def test_the_compiler_does_not_look_into_an_op_that_it_meets_outside_of_its_graphs():
     @torch._dynamo.disable(recursive=False)
     def given_up(x: Tensor) -> Tensor:
