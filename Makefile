@@ -21,7 +21,7 @@ endif
 help:
 	@echo "make lessons    run every lesson on this machine's best device and render the book into build/book"
 	@echo "make try        the names of the kernels (K=flat_gemm: that kernel's smallest case, checked, in ten seconds)"
-	@echo "make quick      lint, and one case of each test that is not slow, in two minutes"
+	@echo "make quick      lint, and one case of each test that is not slow, in two to three minutes"
 	@echo "make test       everything CI checks"
 	@echo "make test-full  every combination of the kernels' sizes and types, not a selection"
 	@echo "make bench      what things cost on a CPU, as ratios of one run"
