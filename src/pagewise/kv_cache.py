@@ -11,6 +11,7 @@ from torch import Tensor
 from pagewise.models import Attend
 from pagewise.naive_attention import attention
 from pagewise.tools.checks import FLOATS, check_count, check_counts, check_number, check_same, check_shape, check_tensor
+from pagewise.tools.transforms import apart_from
 
 
 class KVCache:
@@ -54,8 +55,8 @@ class KVCache:
                 f"k brings {k.shape[2]} tokens to a cache that holds {self.length} of at most max_len = {max_len}: "
                 f"make the cache with max_len >= {stop}, or reset() it"
             )
-        self._kv[0, :, :, self.length : stop] = k.detach()
-        self._kv[1, :, :, self.length : stop] = v.detach()
+        for kept, new in zip(self._kv, apart_from((self._kv,), k, v), strict=True):
+            kept[:, :, self.length : stop] = new
         self.length = stop
         return self._kv[0, :, :, :stop], self._kv[1, :, :, :stop]
 
@@ -77,7 +78,7 @@ def kv_cache_bytes(
     check_counts(num_layers=num_layers, num_kv_heads=num_kv_heads, head_size=head_size)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float16, got {dtype!r}")
-    return 2 * num_tokens * num_layers * num_kv_heads * head_size * dtype.itemsize
+    return 2 * int(num_tokens) * int(num_layers) * int(num_kv_heads) * int(head_size) * dtype.itemsize
 
 
 def recompute(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

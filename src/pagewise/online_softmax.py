@@ -109,7 +109,7 @@ def _triton_refuses(x: Tensor, tile_size: int) -> str | None:
 @outside_graphs('online_softmax(backend="torch")', remedy='backend="triton", or torch.softmax')
 def _online_softmax_torch(x: Float[Tensor, "*rows S"], tile_size: int) -> Float[Tensor, "*rows S"]:
     seen = Partial.empty(*x.shape[:-1], head_size=0, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    tiles = x.split(tile_size, dim=-1)
+    tiles = x.split(int(tile_size), dim=-1)
     for tile in tiles:
         seen = seen.merge(Partial.of(tile, tile.new_empty(*tile.shape, 0)))
     l = seen.l.masked_fill(seen.l == 0, 1.0)

@@ -241,7 +241,7 @@ def test_races_that_one_barrier_ends_are_one_finding():
     (finding,) = found("one_barrier", (1, 64), x, out, 0)
     last_store = line_of("b[t] = in[t] + 1;")
     assert {each.tensor for each in (finding, *finding.others)} == {"a", "b"}
-    assert "It would also end the races on" in finding.sentence
+    assert "The barrier would also end the races on" in finding.sentence
     assert finding.barrier.name == "__syncthreads()"
     assert finding.barrier.after <= last_store < finding.barrier.before
 

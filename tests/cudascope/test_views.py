@@ -231,3 +231,33 @@ def test_the_storage_of_an_array_holds_whole_elements():
     array = as_array(base[7:27].view(np.int32))
     start, end = array.memory
     assert (array.address - start, end - start) == (4, (base.size - 3) // 4 * 4)
+
+
+# ------------------------------------------------------------------------------------------------ alignment
+
+ADDRESS = "__global__ void k(const float* x, unsigned* rest) { rest[0] = (unsigned)((unsigned long long)x % 32); }"
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_memory_begins_at_an_aligned_address_whatever_numpy_gives(checked):
+    kernel, met, held = CudaKernel(ADDRESS, "k"), set(), []
+    for i in range(8):
+        held.append(np.zeros(8 * i + 1))  # so that numpy's next addresses differ
+        for size in (8, 132, 256):
+            x, rest = np.ones(size, np.float32), np.ones(1, np.uint32)
+            met.add(x.ctypes.data % 32)
+            with check() if checked else contextlib.nullcontext():
+                kernel[1, 1](x, rest)
+            assert rest[0] == 0
+    assert len(met) > 1  # else this test tests nothing
+
+
+@pytest.mark.parametrize("extra", [0, 2, 4, 8])
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_view_is_as_aligned_as_its_offset(checked, extra):
+    kernel, storage = CudaKernel(ADDRESS, "k"), torch.ones(256 + extra)
+    for offset in (64, 66, 68, 72):
+        rest = torch.ones(1, dtype=torch.int32)
+        with check() if checked else contextlib.nullcontext():
+            kernel[1, 1](storage[offset : offset + 128], rest)
+        assert rest.item() == offset * 4 % 32

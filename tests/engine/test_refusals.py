@@ -5,6 +5,7 @@ import subprocess
 import pytest
 import torch
 from engine_cases import finished
+from scripted import byte_level
 from torch import nn
 
 from pagewise.engine import LLM, SamplingParams
@@ -152,3 +153,48 @@ def test_a_request_that_cannot_be_served_is_refused_and_disturbs_no_other(
     outputs = finished(llm)
     assert [(output.request_id, output.token_ids) for output in outputs] == [(first, tokens_of_the_first)]
     assert llm.memory.num_free_blocks == 8
+
+
+# ------------------------------------------------------------------------------------------------ ends and defaults
+
+
+@pytest.mark.parametrize(("given", "name"), [({"stop": [50]}, "stop"), ({"stop_token_ids": [1, 77]}, "stop_token_ids")])
+@pytest.mark.parametrize("more", [{}, {"beam_width": 2}])
+def test_a_stop_outside_of_the_vocabulary_is_refused_and_harms_no_other(given, name, more):
+    llm = LLM(MODEL)
+    other = llm.add_request([1, 2], SamplingParams(max_tokens=3, temperature=0))
+    wrong = given[name][-1]
+    with pytest.raises(ValueError, match=f"^{name} must name tokens in .0, vocab_size = 50., got {wrong}"):
+        llm.add_request([1, 2], SamplingParams(max_tokens=3, min_tokens=1, **given, **more))
+    assert len(finished(llm)[other].token_ids) == 3
+
+
+def test_an_end_that_the_tokenizer_has_and_the_model_has_not_never_comes():
+    tokenizer = byte_level()  # its special tokens come after the model's 50
+    llm = LLM(MODEL, tokenizer=tokenizer)
+    assert tokenizer.eos_token_id >= 50
+    for more in ({}, {"stop": "<|im_end|>"}):
+        (out,) = llm.generate([[1, 2]], SamplingParams(max_tokens=3, min_tokens=2, temperature=0, **more))
+        assert len(out.token_ids) == 3
+
+
+@pytest.mark.parametrize("ids", [b"ab", bytearray(b"ab")])
+def test_bytes_are_no_token_ids(ids):
+    for given in ({"stop": ids}, {"stop_token_ids": ids}):
+        with pytest.raises(TypeError, match=f"must be .*token ids, got {type(ids).__name__}"):
+            SamplingParams(**given)
+    with pytest.raises(TypeError, match=f"got {type(ids).__name__}"):
+        LLM(MODEL).add_request(ids)
+
+
+def test_torchs_defaults_may_change_between_two_requests():
+    llm, params = LLM(tiny_model()[0]), SamplingParams(max_tokens=4, seed=3, logprobs=0, logit_bias={5: 1.0})
+    first = llm.generate([[1, 2, 3]], params)[0]
+    try:
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        second = llm.generate([[1, 2, 3]], params)[0]
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert (second.token_ids, second.logprobs) == (first.token_ids, first.logprobs)

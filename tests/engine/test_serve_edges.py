@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +17,7 @@ pytest.importorskip("uvicorn", reason="the server needs the extra `serve`")
 import torch
 import uvicorn
 from forked_server import forked_server
-from scripted import Scripted, byte_fallback, byte_level
+from scripted import TEMPLATE, Scripted, byte_fallback, byte_level
 from serving import COMPLETION, serving, soon, tiny_llm
 from starlette.requests import ClientDisconnect
 
@@ -658,3 +659,50 @@ def test_at_the_end_of_its_grace_the_server_tells_its_clients(by, tmp_path):
         assert whole.result().status_code == 503
         assert server.ended_with(30) == 1
         assert "Traceback" not in server.said
+
+
+# ------------------------------------------------------------------------------------------------ fields of messages
+
+CALLS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<{{ call.name }}>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, CALLS], ids=["none", "qwen", "calls"])
+def test_a_field_of_a_message_reaches_the_template_or_is_refused(template):
+    tokenizer = byte_level(chat_template=template)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}], "refusal": None, "audio": None}
+    messages = [{"role": "user", "content": "Rain?", "name": "Ann"}, call, {"role": "user", "content": "Go on"}]
+    body = ChatBody.read(json.dumps({"messages": messages}).encode())
+    if template == CALLS:
+        expected = tokenizer.apply_chat_template(messages, tokenize=False)
+        assert "<weather>" in expected
+        assert chat_prompt(body.messages, tokenizer) == (expected, True)
+    else:
+        with pytest.raises(Failure, match="'tool_calls' of a message is not known to the model's chat template"):
+            chat_prompt(body.messages, tokenizer)
+    thoughts = [messages[0], {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}, messages[2]]
+    assert "Hm" not in chat_prompt(ChatBody.read(json.dumps({"messages": thoughts}).encode()).messages, tokenizer)[0]
+
+
+def test_a_large_wrong_body_is_refused_in_no_time():
+    parts = b'{"role":"user","content":[' + b",".join([b"{}"] * 4096) + b"]}"
+    options = b",".join(b'"a%d":""' % i for i in range(200_000))
+    for kind, body in (
+        (ChatBody, b'{"messages":[' + b",".join([parts] * 200) + b"]}"),
+        (CompletionBody, b'{"prompt":"a","logit_bias":{' + options + b"}}"),
+        (CompletionBody, b'{"prompt":"a","stream_options":{' + options + b"}}"),
+    ):
+        start = time.process_time()
+        with pytest.raises(Failure):
+            kind.read(body)
+        assert time.process_time() - start < 1.5  # 3 to 8 seconds where every item is looked at
+
+
+def test_a_long_conversation_is_compared_with_its_prompt_in_no_time():
+    tokenizer = byte_level()
+    messages = [Message(role="user", content=f"b{'a' * 1900}{i}") for i in range(4096)]
+    start = time.process_time()
+    assert messages[-1].content in chat_prompt(messages, tokenizer)[0]
+    assert time.process_time() - start < 3  # 11 seconds where each is searched for from the beginning

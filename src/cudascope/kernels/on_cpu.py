@@ -173,7 +173,7 @@ class CpuKernel:
 
             def found(ignored: int) -> list[Finding]:
                 shown = (error for error in errors if not ignored >> error.finding & 1)
-                return [error_of(self.executable, error, library, memory, shared, block, checked) for error in shown]
+                return [error_of(self.executable, error, library, memory, shared, checked) for error in shown]
 
             if checked:
                 memory.tell_all(run)

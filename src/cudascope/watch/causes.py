@@ -40,7 +40,7 @@ def by_cause(findings: Iterable[Finding]) -> list[Finding]:
         lines = _lines(finding.barrier) if finding.barrier else None
         for i, (first, common, others) in enumerate(groups):
             same = common and lines and finding.rule == first.rule and finding.kernel == first.kernel
-            if same and finding.barrier[:2] == first.barrier[:2] and (both := common.both(lines)):
+            if same and finding.barrier.file == first.barrier.file and (both := common.both(lines)):
                 groups[i] = (first, both, [*others, finding])
                 break
         else:

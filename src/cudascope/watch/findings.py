@@ -27,7 +27,8 @@ class MissingBarrier(NamedTuple):
 
     def __str__(self) -> str:
         if self.after == self.before:
-            return f"{self.name} belongs between two executions of line {self.after}, or between its read and its write"
+            times = f"between two executions of line {self.after}, or between its read and its write"
+            return f"{self.name} belongs {times}. {_TOGETHER}"
         if self.after > self.before:
             return f"{self.name} belongs after line {self.after}, before line {self.before} is executed again"
         return f"{self.name} belongs between lines {self.after} and {self.before}"
@@ -43,7 +44,8 @@ class Finding(RuntimeError):
           "assertion", "fault", "not supported"
     rule: the rule of that family that was broken (cpu/rules.py)
     count: how often, under `cudascope.check(stop=False)`; thread and element are the first's
-    barrier: of a race in a thread block, the MissingBarrier; None if a line is not known
+    barrier: of a race in a thread block, the MissingBarrier; None if a line is not known, or if threads of several
+             thread blocks race there, too
     others: the races that this barrier would end as well
     """
 
@@ -65,15 +67,26 @@ class Finding(RuntimeError):
         element: int | None = None,
         count: int = 1,
         barrier: MissingBarrier | None = None,
+        apart: int = 0,
     ) -> None:
         at = f", line {line}" + (f" `{code}`" if code else f" of {os.path.basename(file)}") if line else ""
-        super().__init__(f"{kernel}{at}: {sentence}")
-        self.sentence, self.kernel, self.what, self.rule = sentence, kernel, what, rule
+        self._at, self._did, self._alone = f"{kernel}{at}: ", sentence, barrier
+        self.kernel, self.what, self.rule, self.apart = kernel, what, rule, apart
         self.file, self.line, self.other_file, self.other_line = file, line, other_file, other_line
         self.thread_block, self.thread, self.tensor, self.element = thread_block, thread, tensor, element
         self.count = count
-        self.barrier = barrier
-        self.others: tuple[Finding, ...] = ()
+        self._name(())
+
+    def _name(self, others: "Sequence[Finding]") -> None:
+        """Write the sentence, with the barrier that ends this race and the races of `others`."""
+        self.others, self.barrier, self.sentence = tuple(others), self._alone, self._did
+        if self.barrier:
+            stronger = max((each._alone.name for each in (self, *others)), key=_BY_STRENGTH.index)
+            self.barrier = self.barrier._replace(name=stronger)
+            self.sentence += f": a {self.barrier}"
+        pairs = ", ".join(f"{each.tensor} in lines {each.other_line} and {each.line}" for each in others)
+        self.sentence += f"{_ALSO}{pairs}" if others else ""
+        self.args = (self._at + self.sentence,)
 
     def alone(self) -> "Finding":
         """This finding without its `others`."""
@@ -83,10 +96,7 @@ class Finding(RuntimeError):
         """A copy of this finding that names the other races which its barrier would end."""
         copy = Finding.__new__(Finding)
         copy.__dict__ |= self.__dict__
-        message, base = str(self), self.sentence.partition(_ALSO)[0]
-        pairs = ", ".join(f"{each.tensor} in lines {each.other_line} and {each.line}" for each in others)
-        copy.others, copy.sentence = tuple(others), base + f"{_ALSO}{pairs}" * bool(others)
-        copy.args = (message.removesuffix(self.sentence) + copy.sentence,)
+        copy._name(others)
         return copy
 
     @property
@@ -96,7 +106,9 @@ class Finding(RuntimeError):
         return self.kernel, self.rule, frozenset(lines) if self.what == "race" else lines
 
 
-_ALSO = ". It would also end the races on "
+_ALSO = ". The barrier would also end the races on "
+_TOGETHER = "Where several threads update one element, an atomic belongs there instead"
+_BY_STRENGTH = ["__syncwarp()", "__syncthreads()"]
 
 # by Access
 _READS, _READ, _ACCESS = ("reads", "writes", "updates"), ("read", "written", "updated"), ("read", "write", "update")
@@ -113,6 +125,7 @@ _PASS_ON = (
     ": to pass data on by a flag or a counter, call __threadfence() after the write, and then __syncthreads() if "
     "another thread sets the flag"
 )
+_IN_SEVERAL = ". Threads of several thread blocks race there, too, which no barrier of a thread block orders"
 _NO_WRITER = "no thread changes the value, or the thread that would change it waits too"
 _NO_CHANGE = "no step of the loop changes a value, and no other thread does"
 _HINT = " (if a pointer in a struct or a table leads there, name the memory with cudascope.reachable())"
@@ -120,14 +133,18 @@ _REMEDY = "if a pointer in a struct or a table leads to it, cudascope.reachable(
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
-    """`findings`, each place once and with the sum of the counts, in their order."""
-    first: dict[tuple, Finding] = {}
+    """`findings`, each place once and with the sum of the counts, in their order.
+
+    Of several races at a place, the one whose threads are farthest apart stays: its barrier ends them all.
+    """
+    found: dict[tuple, Finding] = {}
     for finding in findings:
-        if finding.place in first:
-            first[finding.place].count += finding.count
-        else:
-            first[finding.place] = finding
-    return list(first.values())
+        first = found.setdefault(finding.place, finding)
+        if first is finding:
+            continue
+        kept, count = max(first, finding, key=lambda each: each.apart), first.count + finding.count
+        found[finding.place], kept.count = kept, count
+    return list(found.values())
 
 
 def error_of(
@@ -136,13 +153,14 @@ def error_of(
     library: Library,
     memory: Memory,
     shared: list[SharedArray],
-    block_size: tuple[int, int, int],
     checked: bool,
 ) -> Finding:
     """Describe a finding in a launch of an executable with thread blocks of this size, in words."""
     waits = error.finding in (FindingKind.DEADLOCK, FindingKind.SPIN, FindingKind.HANG)
     waiters = error.waiters[: error.num_waiters] if waits else []
-    lines = {0: ("", 0)} | executable.located(library, [error.site, error.other_site, *(w.site for w in waiters)])
+    lines = {0: ("", 0)} | executable.located(
+        library, [error.site, error.other_site, error.barrier_site, *(w.site for w in waiters)]
+    )
     hint = ""
     if error.space == Space.GLOBAL:
         moved = memory.moved_from(error.address)
@@ -196,8 +214,10 @@ def error_of(
         text=error.text.decode(errors="replace"),
         tensor=tensor,
     )
-    barrier = _missing_barrier(error, lines, block_size) if error.finding == FindingKind.RACE else None
-    did += f": a {barrier}" if barrier else ""
+    barrier = _missing_barrier(error, lines) if error.finding == FindingKind.RACE else None
+    if error.finding == FindingKind.RACE and error.apart == 2:
+        did += _IN_SEVERAL if other_block == block else ""
+        did += f". {_TOGETHER}" if lines[error.site] == lines[error.other_site] else ""
     did += "".join(f"\n  {who}" for who in _waiting(waiters, lines))
     # A thread may be stopped in a call stub, which belongs to no line.
     sites = [error.site, *(w.site for w in waiters)]
@@ -219,25 +239,23 @@ def error_of(
         element=element,
         count=error.count,
         barrier=barrier,
+        apart=error.apart,
     )
 
 
-def _missing_barrier(
-    error: ERROR, lines: Mapping[int, tuple[str, int]], block_size: tuple[int, int, int]
-) -> MissingBarrier | None:
+def _missing_barrier(error: ERROR, lines: Mapping[int, tuple[str, int]]) -> MissingBarrier | None:
     """The barrier that a race within a thread block lacks; None for other races, and if the lines are in two files.
 
     Both accesses come after the last barrier, so of two lines the one that comes first after it, in a loop too, is the
     earlier.
     """
     (file, line), (other_file, other_line) = lines[error.site], lines[error.other_site]
-    if _dim(error.block) != _dim(error.other_block) or file != other_file or not (line and other_line):
+    if error.apart == 2 or file != other_file or not (line and other_line):
         return None
-    threads, (columns, rows, _) = map(_dim, (error.thread, error.other_thread)), block_size
-    warps = {(x + columns * (y + rows * z)) // 32 for x, y, z in threads}
-    last = error.barrier_line
+    barrier_file, last = lines[error.barrier_site]
+    last = last if barrier_file == file else 0
     after, before = sorted((line, other_line), key=lambda each: (each <= last, each))
-    return MissingBarrier("__syncwarp()" if len(warps) == 1 else "__syncthreads()", file, after, before)
+    return MissingBarrier(_BY_STRENGTH[error.apart], file, after, before)
 
 
 def _polls(error: ERROR, place: str) -> str:

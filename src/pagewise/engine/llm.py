@@ -207,9 +207,11 @@ class LLM(AbstractContextManager):
         if len(tokens) + sampling.max_tokens > self.config.max_model_len:
             said = f"{sampling.described(len(tokens))} exceed the model's context of {self.config.max_model_len}"
             raise ValueError(f"{said} tokens: shorten one of them")
-        for token, _ in sampling.logit_bias or ():
-            if token >= vocab_size:
-                raise ValueError(f"logit_bias must name tokens in [0, vocab_size = {vocab_size}), got {token}")
+        biased = [token for token, _ in sampling.logit_bias or ()]
+        stops = [token for token in sampling.stop if not isinstance(token, str)]
+        for name, named in {"logit_bias": biased, "stop": stops, "stop_token_ids": sampling.stop_token_ids}.items():
+            if wrong := [token for token in named if token >= vocab_size]:
+                raise ValueError(f"{name} must name tokens in [0, vocab_size = {vocab_size}), got {wrong[0]}")
         if set(map(type, tokens)) != {int}:
             tokens = list(map(as_token, tokens))
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
@@ -218,6 +220,7 @@ class LLM(AbstractContextManager):
         ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else self._ends)
         if sampling.stop_strings:
             ends |= special_stops(self.tokenizer, sampling.stop_strings)
+        ends = frozenset(token for token in ends if token < vocab_size)  # a tokenizer may know more than the model
         draws_seed = sampling.seed is None and not sampling.greedy
         seed = int(torch.randint(2**63 - 1, ())) if draws_seed else sampling.seed or 0
         try:

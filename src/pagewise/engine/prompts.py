@@ -57,7 +57,7 @@ def token_ids(prompt: object, tokenizer: Any) -> list[int]:
             raise ValueError("the prompt is text, but the model came without a tokenizer: give token ids")
         prompt = tokenizer.encode(prompt)
     tokens = prompt.tolist() if isinstance(prompt, Tensor) else prompt
-    if isinstance(tokens, bytes) or not isinstance(tokens, Iterable):
+    if isinstance(tokens, bytes | bytearray) or not isinstance(tokens, Iterable):
         said = f"a prompt must be text or a list of token ids, got {type(prompt).__name__}"
         raise TypeError(f"{said}: put a single one into a list")
     if not (tokens := list(tokens)):

@@ -89,8 +89,9 @@ def _in_cpp(logits: Float[Tensor, "n vocab"], rows: list[Row], how: list[Limits]
         if row.request.sampling.changes:
             changing.append(row)
     changed = adjusted(logits[[row.logits for row in changing]].float(), changing) if changing else logits
-    numbers, places = torch.tensor(how, dtype=torch.float64), torch.tensor(places)
-    tokens, logprobs = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+    numbers, places = torch.tensor(how, dtype=torch.float64, device="cpu"), torch.tensor(places, device="cpu")
+    tokens = torch.empty(len(rows), dtype=torch.int64, device="cpu")
+    logprobs = torch.empty(len(rows), dtype=torch.float32, device="cpu")
     tensors = CTensor(logits.data_ptr(), logits.stride()), CTensor(changed.data_ptr(), changed.stride())
     given = *tensors, places.data_ptr(), numbers.data_ptr(), len(rows), logits.shape[1]
     kernel(*given, tokens.data_ptr(), logprobs.data_ptr(), torch.get_num_threads())

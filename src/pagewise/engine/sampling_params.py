@@ -95,7 +95,7 @@ class SamplingParams:
             self._set("stop", (self.stop,))
         for name, kinds in (("stop", "strings and token ids"), ("stop_token_ids", "token ids")):
             items = getattr(self, name)
-            if not isinstance(items, Iterable) or isinstance(items, str):
+            if not isinstance(items, Iterable) or isinstance(items, str | bytes | bytearray):
                 raise TypeError(f"{name} must be {kinds}, got {type(items).__name__}")
             self._set(name, items := tuple(items))
             for item in items:

@@ -39,6 +39,7 @@ def tile_sizes(sram_bytes: int, head_size: int, itemsize: int) -> tuple[int, int
     """
     check_counts(head_size=head_size, itemsize=itemsize)
     check_count("sram_bytes", sram_bytes, minimum=itemsize)
+    sram_bytes, head_size, itemsize = map(int, (sram_bytes, head_size, itemsize))  # numpy's integers would wrap around
     Bc = cdiv(sram_bytes // itemsize, 4 * head_size)
     return min(Bc, head_size), Bc
 

@@ -129,6 +129,7 @@ class Dataflow:
         dtype = dtype or (torch.float16 if device.type == "cuda" else torch.float32)
         if dtype not in FLOATS:
             raise TypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
+        shapes = [*shapes]
         for N, K in shapes:
             check_counts(N=N, K=K)
         with torch.cuda.device(device if device.type == "cuda" else -1):  # −1: no GPU becomes the current one
@@ -155,6 +156,8 @@ class Dataflow:
         M = x.shape[:-1].numel()
         M1, M2 = self.table.get(tuple(w.shape), (1, 1))
         fit = x.dtype == w.dtype == self.dtype and x.device == w.device and x.shape[-1] == w.shape[-1]
+        if bias is not None:
+            fit = fit and (bias.dtype, bias.device, bias.shape) == (x.dtype, x.device, w.shape[:1])
         autocast = torch.is_autocast_enabled(x.device.type)
         if not 0 < M < M2 or not fit or w.stride(-1) != 1 or autocast or derivative_of(x, w, bias):
             return matmul(x, w, bias)

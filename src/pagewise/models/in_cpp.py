@@ -68,7 +68,7 @@ def rms_norm(x: Float[Tensor, "*rows n"], weight: Float[Tensor, " n"], eps: floa
         return None
     if x.shape[-1] % WIDTH or x.stride(-1) != 1:
         return None
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     places = CTensor(x.data_ptr(), x.stride()[-3:]), weight.data_ptr(), CTensor(out.data_ptr(), out.stride()[-3:])
     kernel(*places, *x.shape[-3:], eps, torch.get_num_threads())
     return out
@@ -99,7 +99,7 @@ def silu_and_mul(gate: Float[Tensor, "*rows n"], up: Float[Tensor, "*rows n"]) -
         return None
     if gate.shape[-1] % WIDTH or gate.stride(-1) != 1 or up.stride(-1) != 1:
         return None
-    out = torch.empty(gate.shape, dtype=gate.dtype)
+    out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
     gate_at, up_at = CTensor(gate.data_ptr(), gate.stride()), CTensor(up.data_ptr(), up.stride())
     kernel(gate_at, up_at, CTensor(out.data_ptr(), out.stride()), *gate.shape, torch.get_num_threads())
     return out
@@ -119,7 +119,8 @@ def packed(weight: Float[Tensor, "N K"]) -> tuple[Tensor, Callable, int] | None:
         if onednn and not has_tiles:
             return None
         most = 256 if has_tiles else EVERY
-    copy, weight = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype), weight.contiguous()
+    weight = weight.contiguous()
+    copy = torch.zeros(cdiv(N, PANEL) * PANEL * cdiv(K, PANEL) * PANEL, dtype=dtype, device=weight.device)
     use_huge_pages(copy)
     found["pack", dtype](weight.data_ptr(), copy.data_ptr(), N, K, torch.get_num_threads())
     return copy, found["product", dtype], most

@@ -60,7 +60,7 @@ def _by_copy(
         out = torch.ops.mkldnn._linear_pointwise(flat, packed.copy, bias, "none", [], "")
     else:
         flat, bias = flat if flat.stride(1) == 1 else flat.contiguous(), None if bias is None else bias.contiguous()
-        out = torch.empty(rows, sum(packed.sizes), dtype=dtype)
+        out = torch.empty(rows, sum(packed.sizes), dtype=dtype, device=x.device)
         places = packed.copy.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
         packed.kernel(flat.data_ptr(), flat.stride(0), *places, *out.shape, flat.shape[1], torch.get_num_threads())
     return out.view(*x.shape[:-1], -1)

@@ -212,7 +212,7 @@ def _decode_attention(q, k, v, *others):
             table_stride=table_stride,
             scoring=Scoring.of(inputs.options.scale, inputs.options.softcap, inputs.options.alibi_slopes),
             FLOAT8_BITS=float8_bits,
-            stored=(stored_k, stored_v),
+            stored=("k", "v"),
             **part.tiles.launch_options,
             **of_splits,
         )

@@ -112,7 +112,7 @@ def choose_version(
     """
     check_counts(minimum=0, num_seqs=num_seqs, num_heads=num_heads, max_seq_len=max_seq_len)
     check_counts(partition_size=partition_size)
-    one_pass = max_seq_len <= 8192 and (max_seq_len <= partition_size or num_seqs * num_heads > 512)
+    one_pass = max_seq_len <= 8192 and (max_seq_len <= partition_size or int(num_seqs) * int(num_heads) > 512)
     return "v1" if one_pass else "v2"
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pagewise.paged_attention_varlen.step import Step
 from pagewise.tools.cpp import NAMES, WIDTH, CTensor, functions
+from pagewise.tools.transforms import is_in_memory
 
 
 class _Sequences(ctypes.Structure):
@@ -43,7 +44,7 @@ class DecodeInCpp:
 
     def __init__(self, step: Step, members: Sequence[tuple[int, int, int, int]]) -> None:
         self._scale_for = functools.cache(step.options.scale_for)  # all layers have one head size
-        b, rows, first, num_keys = torch.tensor(members).T
+        b, rows, first, num_keys = torch.tensor(members, device=step.block_tables.device).T
         self._held = rows.contiguous(), step.block_tables[b], first.int(), (first + num_keys).int()
         addresses = map(Tensor.data_ptr, self._held)
         self._sequences = _Sequences(*addresses, len(members), step.block_tables.shape[1])
@@ -69,7 +70,7 @@ class DecodeInCpp:
             return False
         tensors = []
         for x in (q, k_cache, v_cache, out):
-            if x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu":
+            if x.dtype != q.dtype or x.stride(-1) != 1 or x.device.type != "cpu" or not is_in_memory(x):
                 return False
             tensors.append(CTensor(x.data_ptr(), x.stride()[:3]))
         return bool(

@@ -8,6 +8,7 @@ block_table[i // P] at offset i % P; slot = block · P + offset names the place 
             V [N, Hkv, D, P]                threads with neighbouring keys read neighbouring addresses (lesson 5)
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -98,10 +99,11 @@ class PagedKVCache:
         """Copies of K and V of a sequence's first `length` tokens. Table entries beyond them are not looked at."""
         self._check_layer(layer)
         check_count("length", length, minimum=0)
+        length = int(length)  # numpy's integers would wrap around
         num_used = cdiv(length, self.block_size)
         if num_used > len(block_table):
             raise ValueError(f"length = {length} needs {num_used} blocks, block_table has {len(block_table)}")
-        blocks = [int(block) for block in block_table[:num_used]]
+        blocks = [operator.index(block) for block in block_table[:num_used]]
         self._check_blocks("block_table", blocks)
         blocks = torch.tensor(blocks, dtype=torch.int64, device=self.k.device)
         k, v = self.k[layer][blocks], self.v[layer][blocks]
@@ -118,7 +120,7 @@ class PagedKVCache:
         pairs = list(pairs)
         if not pairs:
             return
-        src, dst = ([int(pair[i]) for pair in pairs] for i in (0, 1))
+        src, dst = (list(map(operator.index, blocks)) for blocks in zip(*pairs, strict=True))
         self._check_blocks("src", src)
         self._check_blocks("dst", dst)
         if len(set(dst)) < len(dst):

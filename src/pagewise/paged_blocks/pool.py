@@ -55,7 +55,8 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_cache: bool = False) -> None:
         check_counts(num_blocks=num_blocks, block_size=block_size)
-        self.num_blocks, self.block_size, self.prefix_cache = num_blocks, block_size, prefix_cache
+        self.num_blocks, self.block_size = int(num_blocks), int(block_size)
+        self.prefix_cache = prefix_cache
         self._ref_counts = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))  # free blocks without cached content; the last is next
         self._evictable: OrderedDict[int, None] = OrderedDict()  # free blocks with cached content; the first is next

@@ -20,7 +20,7 @@ from pagewise.tools.cpp import NAMES, CTensor, functions
 from pagewise.tools.device import choose_backend
 from pagewise.tools.launch import launch
 from pagewise.tools.sizes import cdiv
-from pagewise.tools.transforms import is_plain
+from pagewise.tools.transforms import apart_from, is_in_memory, is_plain
 
 EXPONENT_BITS = {torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
 
@@ -44,7 +44,7 @@ def write_kv_cache(
     if check:
         _check(k_cache, v_cache, slots, k, v, k_scale, v_scale)
     scales, backend = {"k_scale": float(k_scale), "v_scale": float(v_scale)}, choose_backend(backend, k.device)
-    kv_writer([k_cache], [v_cache], slots, **scales, backend=backend)(0, k.detach(), v.detach())
+    kv_writer([k_cache], [v_cache], slots, **scales, backend=backend)(0, *apart_from((k_cache, v_cache), k, v))
 
 
 def cache_sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
@@ -58,7 +58,7 @@ def cache_sizes(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int, int]:
 def to_float8(x: Float[Tensor, "*any"], dtype: torch.dtype, scale: float) -> Shaped[Tensor, "*any"]:
     """x / scale in `dtype`, saturated; NaN as 0x7F."""
     # by a tensor on the device: torch would multiply by the inverse of a Python number, which rounds twice
-    x = x.float() / torch.full((1,), scale, device=x.device)
+    x = x.float() / torch.full((1,), scale, dtype=torch.float32, device=x.device)
     largest = torch.finfo(dtype).max
     return x.clamp(-largest, largest).masked_fill(x.isnan(), torch.nan).to(dtype)
 
@@ -130,19 +130,22 @@ def kv_writer(
 
         return launch_for
     in_torch = functools.partial(_writer_in_torch, k_caches, v_caches, slots, k_scale, v_scale)
-    if not (is_plain() and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)):
+    is_read = is_plain() and is_in_memory(k_caches[0], v_caches[0], slots)
+    if not (is_read and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)):
         return in_torch()
     (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
     kernel, shape = _library()["write", dtype], (len(slots), *sizes)
 
     def write(layer: int, k: Tensor, v: Tensor) -> None:
         for x in (k, v):
-            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1:
+            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1 or not is_in_memory(x):
                 in_torch()(layer, k, v)
                 return
         for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):
             places = CTensor(x.data_ptr(), x.stride()), CTensor(cache.data_ptr(), cache.stride()[:3])
             kernel(*places, slots.data_ptr(), *shape, P)
+            if not cache.is_inference():
+                torch.autograd.graph.increment_version(cache)
 
     return write
 
@@ -205,9 +208,10 @@ def _write_kv_cache_op(
         k_cache, v_cache = k_cache.transpose(1, 2)[:, :, None], v_cache.permute(0, 2, 3, 1)
     block = min(1024, 1 << (Hkv * D - 1).bit_length())
     sizes = {"P": P, "HKV": Hkv, "D": D, "X": k_cache.shape[-1], "FLOAT8_BITS": float8_bits, "BLOCK": block}
-    grid, caches = (len(slots), cdiv(Hkv * D, block)), (k_cache, v_cache)
-    memory = {"outputs": caches, "stored": caches if float8_bits else (k, v, *caches)}
-    launch(write_kv_cache_kernel, grid, slots, k, v, *caches, k_scale, v_scale, **sizes, **memory)
+    grid, caches = (len(slots), cdiv(Hkv * D, block)), {"k_cache": k_cache, "v_cache": v_cache}
+    tensors, scales = {"slots_ptr": slots, "k": k, "v": v} | caches, {"k_scale": k_scale, "v_scale": v_scale}
+    memory = {"outputs": tuple(caches.values()), "stored": tuple(caches) if float8_bits else ("k", "v", *caches)}
+    launch(write_kv_cache_kernel, grid, **tensors, **scales, **sizes, **memory)
 
 
 @_write_kv_cache_op.register_fake

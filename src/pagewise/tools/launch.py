@@ -16,7 +16,7 @@ def launch(
     grid: tuple[int, ...],
     *arguments: Any,
     outputs: Sequence[Tensor] = (),
-    stored: Sequence[Tensor] = (),
+    stored: Sequence[str] = (),
     scratch: bool = False,
     **keywords: Any,
 ) -> None:
@@ -32,7 +32,8 @@ def launch(
     Args:
         grid: the number of programs along each axis.
         outputs: the results that the kernel writes, fully or in part. A vector must be contiguous.
-        stored: arguments that the kernel converts itself before it computes, such as a cache. They are never copied.
+        stored: names of parameters that the kernel converts itself before it computes, such as a cache. They are never
+            copied.
         scratch: the kernel makes tensor descriptors, which a GPU keeps in memory that torch allocates for the launch.
         keywords: the kernel's parameters and the launch options, such as num_warps.
     """
@@ -40,10 +41,10 @@ def launch(
     copies: list[tuple[Tensor, Tensor]] = []
     widens = triton_mode() == "interpreted"
 
-    def passed(argument: Any) -> Any:
+    def passed(argument: Any, name: str = "") -> Any:
         if isinstance(argument, Tensor):
             tensor = argument
-            if widens and tensor.dtype == torch.bfloat16 and not _among(tensor, stored):
+            if widens and tensor.dtype == torch.bfloat16 and name not in stored:
                 tensor = tensor.float()
                 if _among(argument, outputs):
                     copies.append((argument, tensor))
@@ -58,7 +59,7 @@ def launch(
         return argument
 
     with triton_launch(device):
-        run = functools.partial(kernel[grid], *map(passed, arguments), **{n: passed(x) for n, x in keywords.items()})
+        run = functools.partial(kernel[grid], *map(passed, arguments), **{n: passed(x, n) for n, x in keywords.items()})
         if scratch:  # Triton's allocator is a context variable: in a copy of the context, that of the caller stays
             context = contextvars.copy_context()
             context.run(_allocate_on, device)

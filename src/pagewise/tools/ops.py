@@ -62,7 +62,7 @@ def is_seen(arguments: tuple) -> bool:
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor:
-            if enabled and argument.requires_grad:
+            if (enabled and argument.requires_grad) or argument.is_neg() or argument._is_zerotensor():
                 return True
         elif kind not in NUMBERS:
             return True

@@ -8,7 +8,7 @@ exist in torch 2.11 to 2.13.
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -59,6 +59,18 @@ def is_plain() -> bool:
         or functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()
     )
+
+
+def is_in_memory(*tensors: Tensor) -> bool:
+    """Whether the elements of each tensor are what lies at its address: no subclass, and no implied zeros or signs."""
+    return all(type(x) is Tensor and not x.is_neg() and not x._is_zerotensor() for x in tensors)
+
+
+def apart_from(written: Sequence[Tensor], *read: Tensor) -> list[Tensor]:
+    """Detach the tensors that are read, and copy one that shares memory with what is written meanwhile."""
+    is_known = is_plain()  # else all operations are torch's, which read a tensor before they write
+    shares = [is_known and any(torch._C._is_alias_of(x, each) for each in written) for x in read]
+    return [x.detach().clone() if shared else x.detach() for x, shared in zip(read, shares, strict=True)]
 
 
 def is_forward_mode() -> bool:

@@ -89,6 +89,8 @@ def num_splits_heuristic(num_tiles: int, num_sms: int, num_key_tiles: int, max_s
         check_count(name, count, minimum=0)
     for name, count in (("num_sms", num_sms), ("max_splits", max_splits)):
         check_count(name, count)
+    counts = num_tiles, num_sms, num_key_tiles, max_splits
+    num_tiles, num_sms, num_key_tiles, max_splits = map(int, counts)  # numpy's integers would wrap around
 
     def efficiency(s: int) -> float:
         return num_tiles * s / num_sms / max(1, cdiv(num_tiles * s, num_sms))

@@ -96,7 +96,7 @@ struct Thread {
     u64 stored;  // the bits of such loads whose values it has stored
     u64 path;  // of an observed launch: on which it has called the last function of the PTX
     u32 body, returned;  // where a `return` that it has executed stands (collectives.h); 0: none
-    u32 passed;  // the line of its last __syncthreads()
+    void* passed;  // the place of its last __syncthreads() or numbered barrier
 };
 
 // A barrier that the kernel has made itself: as many arrivals as are expected end a phase of it.
@@ -172,7 +172,7 @@ struct Shadow {  // what is kept of a region, or of a thread block's shared arra
     char* pages = nullptr;  // what of the arena is memory
     u64 page_bytes = 0;
     bool constant = false, stays = false, spoiled = false;  // spoiled: the empty space became memory
-    bool is_kept = false;  // there is a snapshot
+    bool is_kept = false, is_viewed = false;  // there is a snapshot; an argument leads to a later element than the first
     u64 cell_at(u64 offset) const {  // a shift is faster than a division
         return granule & (granule - 1) ? offset / granule : offset >> __builtin_ctz(granule);
     }
@@ -384,7 +384,7 @@ static void raise_error(Worker& w, Error error) {
         for (Found& f : job.found)
             if (f.error.finding == error.finding && f.error.site == error.site && f.error.other_site == error.other_site)
                 same = &f;
-        if (same) same->error.count++;
+        if (same) same->error.count++, same->error.apart = std::max(same->error.apart, error.apart);
         else job.found.push_back({b ? b->rank : 0, error});
     }
     if (!ends) return;

@@ -90,7 +90,8 @@ static bool is_plain(const Stamp& s) { return !s.atomic && !s.is_volatile; }
     e.other_thread = index_at(w.job->size, s.thread);
     e.other_site = w.job->sites[s.site];
     e.other_access = s.atomic ? ATOMIC : s.wrote ? WRITE : READ;
-    e.barrier_line = w.current->passed;
+    e.barrier_site = (u64)w.current->passed;
+    e.apart = s.block != w.block->number + 1 ? 2 : s.thread / 32 != w.current->id / 32;
     if (a.source && e.other_access == WRITE && is_same_value(*w.job, a)) e.finding = SAME_VALUE;
     const Thread& me = *w.current;
     bool is_strong = a.access == ATOMIC || a.is_volatile;

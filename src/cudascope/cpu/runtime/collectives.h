@@ -91,7 +91,7 @@ extern "C" int simt_barrier(bool predicate, int line) {
     Block& b = *w.block;
     b.barrier_total += predicate;
     Thread& me = arrive(w, AT_BARRIER, SYNCTHREADS, line, CALLER);
-    me.passed = (u32)line;
+    me.passed = CALLER;
     if (++b.arrived == b.live) {
         count(w, me.site, BARRIER);
         complete_barrier(w, b);

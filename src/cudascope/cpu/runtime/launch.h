@@ -31,11 +31,11 @@ struct Waiter { u64 site; u32 collective, mask, count, running, line; Dim thread
 struct Error {
     u32 finding, access, space, bytes;
     Dim block, thread, other_block, other_thread;
-    u64 site, other_site, address;
+    u64 site, other_site, address, barrier_site;  // of a race: where the thread has passed its last barrier
     int32_t region;  // index of a Region or SharedArray, -1: none
     u32 other_access;
     int64_t offset;  // bytes from its start
-    u32 lane, num_waiters, barrier_line;  // of a race: the line of the thread's last __syncthreads()
+    u32 lane, num_waiters, apart;  // of a race, the farthest threads: 0 in a warp, 1 in a thread block, 2 in the grid
     Waiter waiters[8];
     char text[256];
     u64 count;  // how often it was found, with other threads or elements

@@ -142,12 +142,17 @@ static bool survives(Copy copy) {
 
 static bool map_tensor(Shadow& s, Mode mode) {
     bool plain = mode == PLAIN;
-    // the copy of a plain launch ends as near to the empty space as its alignment lets it
-    u64 before = (u64)s.original % (plain ? 16 : PAGE), pages = up(before + s.bytes, PAGE);
+    // Memory of a GPU begins at a multiple of 256 bytes (programming guide, device memory accesses), whatever numpy's
+    // begins at. In a view the caller may have chosen an element that is aligned. The copy of a plain launch ends as near
+    // to the empty space as an alignment lets it that wmma accepts, or that vectors need.
+    u64 alignment = !plain ? 256 : s.bytes % 32 == 0 || s.bytes >= 512 ? 32 : 16;
+    u64 before = s.is_viewed ? (u64)s.original % alignment : 0;
+    if (!plain) before += (u64)s.original % PAGE / alignment * alignment;
+    u64 pages = up(before + s.bytes, PAGE);
     Arena arena = take_arena(pages);
     if (!arena.start) return true;  // without memory for a copy, the tensor stays where it is
     place(s, arena);
-    if (plain) before += (pages - s.bytes - before) / 16 * 16;
+    if (plain) before += (pages - s.bytes - before) / alignment * alignment;
     s.start = s.pages + before;
     char* end = s.start + s.bytes;
     memset(s.pages, CANARY, before);
@@ -285,6 +290,10 @@ static void map_tensors(Job& job) {
     wait_for_turn(job);
     if (job.stop) job.failed = true;
     find_pointers(job);
+    for (u32 i = 0; i < launch.num_pointers; ++i) {
+        Shadow& s = job.tensors[launch.pointer_regions[i]];
+        s.is_viewed |= *(char**)launch.arguments[launch.pointers[i]] != s.original;
+    }
     for (u32 i = 0; i < launch.num_regions && !job.failed; ++i) {
         Shadow& s = job.tensors[i];
         if (s.stays || map_tensor(s, (Mode)launch.mode)) {

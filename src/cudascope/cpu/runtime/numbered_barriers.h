@@ -14,6 +14,7 @@ extern "C" void simt_numbered_barrier(u32 id, u32 threads, bool waits) {
     if (!threads || threads > w.job->num_threads) threads = w.job->num_threads;
     NumberedBarrier& barrier = b.numbered_barriers[id];
     if (w.job->launch.mode == CHECK) release_all(barrier.known, b, me);
+    if (waits) me.passed = CALLER;
     if (++barrier.arrived < threads) {
         if (!waits) return;
         barrier.waiting.push_back(&me);

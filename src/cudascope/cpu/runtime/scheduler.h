@@ -132,7 +132,7 @@ static Block& start_block(Worker& w, u32 rank) {
         t.asynchronous = nullptr, t.gives_up = false;
         t.reads = t.progress = t.clock_reads = t.batches = 0;
         t.budget = BUDGET, t.accesses = 0, t.misaligned = t.reported = nullptr, t.read_at = nullptr, t.poll_site = nullptr;
-        t.loads = 0, t.stored = 0, t.body = t.returned = t.passed = 0;
+        t.loads = 0, t.stored = 0, t.body = t.returned = 0, t.passed = nullptr;
         t.site = nullptr;
         t.acquired.reset(), t.seen.reset();
         prepare(t.context, b.stacks.start + i * STACK, start_thread);

@@ -27,6 +27,21 @@ from pagewise.engine.serve.tokens import Token, Tokens
 MOST_STOPS, LONGEST_STOP = 16, 256  # all are searched for in every new piece of text, while others wait
 MOST_BIASES = 1024  # all are added in every step
 Stop = Annotated[str, Field(max_length=LONGEST_STOP)]
+Key = Annotated[int, Field(strict=False)]  # JSON writes 5 as "5" where it is a key
+MOST_OPTIONS = 16  # of a stream
+
+
+def _at_most(most: int) -> BeforeValidator:
+    """Refuse a larger object before any of its items is read: other clients wait meanwhile."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"at most {most} items, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
 # JavaScript and some tools write 16 as 16.0
 Whole = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
 NumLogprobs = Annotated[Whole, Field(ge=0, le=20)]  # 20: OpenAI's limit
@@ -56,7 +71,8 @@ class Body(BaseModel, strict=True, extra="allow"):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: dict[str, bool | None] | None = None  # include_usage: a last chunk counts the tokens
+    # include_usage: a last chunk counts the tokens
+    stream_options: Annotated[dict[str, bool | None] | None, _at_most(MOST_OPTIONS)] = None
     max_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: float | None = None
@@ -69,7 +85,7 @@ class Body(BaseModel, strict=True, extra="allow"):
     stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
     seed: Whole | None = None
     ignore_eos: bool | None = None
-    logit_bias: Annotated[dict[int, float], Field(max_length=MOST_BIASES)] | None = None
+    logit_bias: Annotated[dict[Key, float] | None, _at_most(MOST_BIASES)] = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -168,6 +184,10 @@ class CompletionBody(Body):
 MOST_MESSAGES, MOST_PARTS = 4096, 4096  # per body and per message; other clients wait while each of them is read
 
 
+MAY_BE_LEFT_OUT = {"name", "reasoning", "reasoning_content"}
+"""Fields of a message that a chat template need not know."""
+
+
 class Part(TypedDict):  # which is read five times as fast as a model
     """A part of a message: text only."""
 
@@ -175,11 +195,14 @@ class Part(TypedDict):  # which is read five times as fast as a model
     text: str
 
 
+Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
+
+
 class Message(BaseModel, strict=True, extra="allow"):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | Annotated[list[Part], Field(max_length=MOST_PARTS)], Field(union_mode="left_to_right")]
+    content: Annotated[str | Parts, Field(union_mode="left_to_right")]
 
 
 class ChatBody(Body):
@@ -187,7 +210,7 @@ class ChatBody(Body):
 
     id_prefix, object, chunk_object, prompt_field = "chatcmpl-", "chat.completion", "chat.completion.chunk", "messages"
 
-    messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], Field(max_length=MOST_MESSAGES, fail_fast=True)]
     max_completion_tokens: Whole | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
@@ -237,12 +260,18 @@ def chat_prompt(messages: list[Message], tokenizer: Any, variables: dict[str, An
     template = getattr(tokenizer, "chat_template", None)
     known = template.get("default", "") if isinstance(template, dict) else template or ""
     roles, chat = {} if "developer" in known else {"developer": "system"}, []
-    for role, content in ((message.role, message.content) for message in messages):
+    words = set(re.findall(r"\w+", known))
+    for message in messages:
+        role, content, more = message.role, message.content, message.model_extra
         text = content if isinstance(content, str) else "".join(part["text"] for part in content)
-        chat.append({"role": roles.get(role, role), "content": text})
+        if unknown := [name for name, value in more.items() if value and name not in words | MAY_BE_LEFT_OUT]:
+            said = f"{reprlib.repr(unknown[0])} of a message is not known to the model's chat template"
+            raise Failure(f"messages: {said}", "messages")
+        known_more = {name: more[name] for name in more if name in words}
+        chat.append(known_more | {"role": roles.get(role, role), "content": text})
     taken = {"messages", *signature(tokenizer.apply_chat_template).parameters} if template else set()
     for name in variables or ():
-        if name in taken or name not in re.findall(r"\w+", known):
+        if name in taken or name not in words:
             raise Failure(f"chat_template_kwargs: the chat template has no option {name!r:.80}", "chat_template_kwargs")
     if not template:
         return "".join("{role}: {content}\n".format_map(message) for message in chat) + "assistant:", False
@@ -250,8 +279,11 @@ def chat_prompt(messages: list[Message], tokenizer: Any, variables: dict[str, An
         text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False, **variables or {})
     except Exception as error:  # a template may raise anything
         raise Failure(f"messages do not fit the model's chat template: {error}", "messages") from error
+    end = 0  # of what was found last: most templates keep the order, and a search from the beginning takes longer
     for message in chat:
-        # the thoughts of an assistant may be left out
-        if message["role"] != "assistant" and message["content"].strip() not in text:
+        content = message["content"].strip()
+        if (start := text.find(content, end)) >= 0:
+            end = start + len(content)
+        elif message["role"] != "assistant" and content not in text:  # the thoughts of an assistant may be left out
             raise Failure(f"messages: the model's chat template leaves out {reprlib.repr(message)}", "messages")
     return text, True
