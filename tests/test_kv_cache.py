@@ -376,3 +376,10 @@ def test_a_cache_keeps_what_autocast_gives(model, dtype):
     with torch.autocast("cpu", dtype=dtype):
         cached, uncached = (generate(llm, prompts, 6, cached=cached) for cached in (True, False))
     assert cached.equal(uncached)
+
+
+def test_the_lowest_temperatures_draw_the_likeliest_tokens():
+    model, prompts = tiny_model()[0], torch.zeros(1, 3, dtype=torch.long)
+    likeliest = generate(model, prompts, 3)
+    for temperature in (1e-30, 1e-40, 1e-46, 5e-324):
+        assert generate(model, prompts, 3, temperature=temperature).equal(likeliest)

@@ -136,7 +136,8 @@ def generate(
         logits = model(tokens[:, start:], positions, attend)[:, -1]
         if temperature > 0:
             below_the_best = logits.float() - logits.amax(dim=-1, keepdim=True).float()
-            probabilities = torch.softmax(below_the_best / temperature, dim=-1)  # however low the temperature
+            lowest = torch.finfo(torch.float32).tiny  # anything lower would be 0 in float32
+            probabilities = torch.softmax(below_the_best / max(temperature, lowest), dim=-1)
             new = torch.multinomial(probabilities, 1, generator=generator)
         else:
             new = logits.argmax(dim=-1, keepdim=True)
