@@ -32,5 +32,5 @@ def counted(num_tokens: int) -> Counter:
 def test_a_request_enters_few_functions_and_a_token_takes_few_calls(shapes_unchecked):
     counted(2)  # what is computed once
     short, long = counted(2), counted(12)
-    assert len(long) <= 87  # 85 with the kernels of AVX2; other CPUs may take one or two more
-    assert (long.total() - short.total()) / 10 <= 140  # 137
+    assert len(long) <= 88  # 86 with the kernels of AVX2; other CPUs may take one or two more
+    assert (long.total() - short.total()) / 10 <= 143  # 140

@@ -207,11 +207,11 @@ class LLM(AbstractContextManager):
         if len(tokens) + sampling.max_tokens > self.config.max_model_len:
             said = f"{sampling.described(len(tokens))} exceed the model's context of {self.config.max_model_len}"
             raise ValueError(f"{said} tokens: shorten one of them")
-        biased = [token for token, _ in sampling.logit_bias or ()]
-        stops = [token for token in sampling.stop if not isinstance(token, str)]
-        for name, named in {"logit_bias": biased, "stop": stops, "stop_token_ids": sampling.stop_token_ids}.items():
-            if wrong := [token for token in named if token >= vocab_size]:
-                raise ValueError(f"{name} must name tokens in [0, vocab_size = {vocab_size}), got {wrong[0]}")
+        for token in (*(dict(sampling.logit_bias or ())), *sampling.stop_ids):
+            if token >= vocab_size:
+                name = "stop" if token in sampling.stop else "logit_bias"
+                name = "stop_token_ids" if token in sampling.stop_token_ids else name
+                raise ValueError(f"{name} must name tokens in [0, vocab_size = {vocab_size}), got {token}")
         if set(map(type, tokens)) != {int}:
             tokens = list(map(as_token, tokens))
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
@@ -220,7 +220,7 @@ class LLM(AbstractContextManager):
         ends = frozenset(sampling.stop_ids) | (frozenset() if sampling.ignore_eos else self._ends)
         if sampling.stop_strings:
             ends |= special_stops(self.tokenizer, sampling.stop_strings)
-        ends = frozenset(token for token in ends if token < vocab_size)  # a tokenizer may know more than the model
+        ends = frozenset(filter(vocab_size.__gt__, ends))  # a tokenizer may know more than the model
         draws_seed = sampling.seed is None and not sampling.greedy
         seed = int(torch.randint(2**63 - 1, ())) if draws_seed else sampling.seed or 0
         try:

@@ -130,7 +130,7 @@ def kv_writer(
 
         return launch_for
     in_torch = functools.partial(_writer_in_torch, k_caches, v_caches, slots, k_scale, v_scale)
-    is_read = is_plain() and is_in_memory(k_caches[0], v_caches[0], slots)
+    is_read = is_plain() and is_in_memory(k_caches[0]) and is_in_memory(v_caches[0]) and is_in_memory(slots)
     if not (is_read and slots.device.type == "cpu" and _fits(k_caches[0], v_caches[0], slots)):
         return in_torch()
     (_, P, *sizes), dtype = k_caches[0].shape, k_caches[0].dtype
@@ -138,7 +138,9 @@ def kv_writer(
 
     def write(layer: int, k: Tensor, v: Tensor) -> None:
         for x in (k, v):
-            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1 or not is_in_memory(x):
+            # is_in_memory, without a call per tensor and layer
+            implied = type(x) is not Tensor or x.is_neg() or x._is_zerotensor()
+            if x.shape != shape or x.dtype != dtype or not x.is_cpu or x.stride(-1) != 1 or implied:
                 in_torch()(layer, k, v)
                 return
         for x, cache in ((k, k_caches[layer]), (v, v_caches[layer])):

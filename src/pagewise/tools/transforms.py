@@ -61,9 +61,9 @@ def is_plain() -> bool:
     )
 
 
-def is_in_memory(*tensors: Tensor) -> bool:
-    """Whether the elements of each tensor are what lies at its address: no subclass, and no implied zeros or signs."""
-    return all(type(x) is Tensor and not x.is_neg() and not x._is_zerotensor() for x in tensors)
+def is_in_memory(x: Tensor) -> bool:
+    """Whether the elements of a tensor are what lies at its address: no subclass, and no implied zeros or signs."""
+    return type(x) is Tensor and not x.is_neg() and not x._is_zerotensor()
 
 
 def apart_from(written: Sequence[Tensor], *read: Tensor) -> list[Tensor]:
