@@ -47,6 +47,7 @@ class Finding(RuntimeError):
     barrier: of a race in a thread block, the MissingBarrier; None if a line is not known, or if threads of several
              thread blocks race there, too
     others: the races that this barrier would end as well
+    apart: of a race, the farthest threads: 0 in one warp, 1 in one thread block, 2 in several
     """
 
     def __init__(

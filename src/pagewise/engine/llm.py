@@ -207,11 +207,11 @@ class LLM(AbstractContextManager):
         if len(tokens) + sampling.max_tokens > self.config.max_model_len:
             said = f"{sampling.described(len(tokens))} exceed the model's context of {self.config.max_model_len}"
             raise ValueError(f"{said} tokens: shorten one of them")
-        for token in (*(dict(sampling.logit_bias or ())), *sampling.stop_ids):
-            if token >= vocab_size:
-                name = "stop" if token in sampling.stop else "logit_bias"
-                name = "stop_token_ids" if token in sampling.stop_token_ids else name
-                raise ValueError(f"{name} must name tokens in [0, vocab_size = {vocab_size}), got {token}")
+        named = {"stop": sampling.stop, "stop_token_ids": sampling.stop_token_ids}
+        for name, ids in (named | {"logit_bias": dict(sampling.logit_bias or ())}).items():
+            for token in ids:
+                if not isinstance(token, str) and token >= vocab_size:
+                    raise ValueError(f"{name} must name tokens in [0, vocab_size = {vocab_size}), got {token}")
         if set(map(type, tokens)) != {int}:
             tokens = list(map(as_token, tokens))
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:

@@ -67,7 +67,7 @@ def is_in_memory(x: Tensor) -> bool:
 
 
 def apart_from(written: Sequence[Tensor], *read: Tensor) -> list[Tensor]:
-    """Detach the tensors that are read, and copy one that shares memory with what is written meanwhile."""
+    """Detach the tensors that are read, and copy each one that shares memory with a tensor that is written."""
     is_known = is_plain()  # else all operations are torch's, which read a tensor before they write
     shares = [is_known and any(torch._C._is_alias_of(x, each) for each in written) for x in read]
     return [x.detach().clone() if shared else x.detach() for x, shared in zip(read, shares, strict=True)]
